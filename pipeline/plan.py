@@ -1,0 +1,176 @@
+"""Expand params.yaml into pipeline/plan.yaml: every stage of dvc.yaml loops over one mapping of it.
+
+The plan is a pure function of params.yaml, support.yaml and the committed facts of fetched models
+(artifacts/results/<model>/model.json), so it can be committed and checked for freshness.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline import jsonio
+from pipeline.errors import InputError, unknown
+from pipeline.specs import DATA_FREE, Params, Recipe
+from pipeline.support import runtimes, verdict
+
+PLAN = Path("pipeline/plan.yaml")
+HEADER = "# Generated from params.yaml by `python -m pipeline plan`. Do not edit; `plan --check` fails when stale.\n"
+# Where a runtime's server for a device lives.
+SERVER_ENVS = {("vllm", "cpu"): "vllm_cpu"}
+SUCCESSORS = {"autogptq": "gptqmodel", "autoawq": "llmcompressor"}
+
+
+def make_plan(params: Params, configs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the plan; `configs` maps a model id to its config.json where it is known.
+
+    Raises:
+        InputError: a runtime that does not exist (nearest name given).
+    """
+    plan: dict[str, Any] = {key: {} for key in ("fetch", "calibrate", "quantize", "lint", "package", "measure")}
+    plan["cells"], plan["refusals"] = [], []
+    refused: dict[str, str] = {}
+    for row in params.matrix:
+        for name in row.runtimes:
+            if name not in runtimes():
+                raise unknown("runtime", name, runtimes(), "params.yaml (matrix)")
+        for model in row.models:
+            plan["fetch"][model] = {"model": model}
+            _calibration(plan, params, params.evaluation.held_out, model)
+            for recipe in row.recipes:
+                reason = why_not_made(model, params.recipes[recipe], configs.get(model))
+                if reason:
+                    refused[f"{model}.{recipe}"] = reason
+                    continue
+                if row.measure:
+                    _checkpoint(plan, params, model, recipe)
+                for runtime in row.runtimes:
+                    for target in row.targets:
+                        _cell(plan, params, (model, recipe, runtime, target), row.measure)
+    plan["refusals"] = [{"what": what, "reason": reason} for what, reason in refused.items()]
+    return plan
+
+
+def why_not_made(model: str, recipe: Recipe, config: dict[str, Any] | None) -> str | None:
+    """Return why this recipe cannot be made of a model with this config.json, or None (also if it is not known)."""
+    if config is None or recipe.group_size is None:
+        return None
+    for key in ("hidden_size", "intermediate_size"):
+        size = config.get(key)
+        if size and size % recipe.group_size:
+            fits = [
+                g
+                for g in (128, 64, 32, 16)
+                if all(config.get(k, g) % g == 0 for k in ("hidden_size", "intermediate_size"))
+            ]
+            advice = f"group_size {fits[0]} divides" if fits else "no usual group size divides"
+            return f"group_size {recipe.group_size} does not divide {key} {size} of {model}; {advice}"
+    return None
+
+
+def facts_path(model: str) -> str:
+    """Return where the committed facts of a fetched model are; also a stage's dependency where it needs no other."""
+    return f"artifacts/results/{model}/model.json"
+
+
+def checkpoint_path(model: str, recipe_id: str, recipe: Recipe) -> str:
+    """Return the folder of a recipe's checkpoint; the baseline is the fetched model itself, never a copy."""
+    return f"artifacts/models/{model}" if recipe.backend == "none" else f"artifacts/checkpoints/{model}.{recipe_id}"
+
+
+def _calibration(plan: dict[str, Any], params: Params, name: str, model: str) -> str:
+    key = f"{name}.{model}"
+    held_out = params.evaluation.held_out
+    needs = facts_path(model) if name == held_out else f"calib_data/{held_out}.{model}"
+    plan["calibrate"][key] = {"set": name, "model": model, "needs": needs}
+    return f"calib_data/{key}"
+
+
+def _checkpoint(plan: dict[str, Any], params: Params, model: str, recipe_id: str) -> None:
+    recipe = params.recipes[recipe_id]
+    key = f"{model}.{recipe_id}"
+    plan["lint"][key] = {
+        "model": model, "recipe": recipe_id, "checkpoint": checkpoint_path(model, recipe_id, recipe),
+        # The baseline is its own source; DVC wants distinct dependencies.
+        "against": facts_path(model) if recipe.backend == "none" else f"artifacts/models/{model}",
+    }  # fmt: skip
+    if recipe.backend == "none":
+        return
+    data_free = recipe.algorithm in DATA_FREE
+    needs = facts_path(model) if data_free else _calibration(plan, params, str(recipe.calib_set), model)
+    env = successor(recipe)
+    plan["quantize"][key] = {"model": model, "recipe": recipe_id, "env": env, "needs": needs}
+
+
+def successor(recipe: Recipe) -> str:
+    """Return the environment that makes a recipe; archived projects are served by their maintained successors."""
+    return SUCCESSORS.get(recipe.backend, recipe.backend)
+
+
+def _cell(plan: dict[str, Any], params: Params, ids: tuple[str, str, str, str], measure: bool) -> None:
+    model, recipe, runtime, target = ids
+    name = ".".join(ids)
+    found = verdict(params.recipes[recipe].format, runtime, params.targets[target])
+    served = found.verdict in ("native", "fallback")
+    place = {"model": model, "recipe": recipe, "runtime": runtime, "target": target}
+    entry = {"cell": name, **place, **found._asdict(), "measured_here": measure and served}
+    plan["cells"].append(entry)
+    if not measure:
+        return
+    checkpoint = checkpoint_path(model, recipe, params.recipes[recipe])
+    plan["package"][name] = place | {
+        "checkpoint": checkpoint,
+        "lint": f"artifacts/results/{model}.{recipe}/lint.json",
+    }
+    if not served:
+        return
+    env = SERVER_ENVS.get((runtime, params.targets[target].device))
+    if env is None:
+        raise InputError(f"No environment serves {runtime} on {target}; set measure: false for it in params.yaml.")
+    baseline = ".".join((model, params.baseline, runtime, target))
+    is_baseline = name == baseline
+    plan["measure"][name] = place | {
+        "env": env,
+        "baseline": baseline,
+        "held_out": f"calib_data/{params.evaluation.held_out}.{model}",
+        "reference": facts_path(model) if is_baseline else f"artifacts/raw/{baseline}/eval",
+        "beside": facts_path(model) if is_baseline else f"artifacts/packages/{baseline}/deploy/manifest.json",
+    }
+
+
+def known_configs(root: Path, params: Params) -> dict[str, dict[str, Any]]:
+    """Return the config.json of each model whose facts are committed under artifacts/results."""
+    found = {}
+    for model in params.models:
+        path = root / "artifacts/results" / model / "model.json"
+        if path.exists():
+            found[model] = jsonio.read_json(path)["config"]
+    return found
+
+
+def dump(plan: dict[str, Any]) -> str:
+    """Return the plan as YAML text, the same text for the same plan."""
+    return HEADER + yaml.safe_dump(plan, sort_keys=False, width=120, allow_unicode=True)
+
+
+def check_fresh(plan: dict[str, Any], path: Path = PLAN) -> None:
+    """Compare the committed plan with `plan`.
+
+    Raises:
+        InputError: it is missing or stale.
+    """
+    if not path.exists() or path.read_text(encoding="utf-8") != dump(plan):
+        raise InputError(f"{path} is stale: params.yaml says something else. Run `uv run python -m pipeline plan`.")
+
+
+def table(plan: dict[str, Any]) -> str:
+    """Return the table of cells and refusals for a terminal."""
+    lines = [f"{'CELL':44} {'VERDICT':9} {'MEASURED BY DVC REPRO':22} REASON"]
+    for cell in plan["cells"]:
+        here = "yes" if cell["measured_here"] else "no"
+        lines.append(f"{cell['cell']:44} {cell['verdict']:9} {here:22} {cell['reason']}")
+    lines.append("")
+    lines += [f"refused: {item['what']}: {item['reason']}" for item in plan["refusals"]] or ["refused recipes: none"]
+    return "\n".join(lines)

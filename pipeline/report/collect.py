@@ -1,0 +1,284 @@
+"""Joins params, plan and every result into one report dict, `quantpress.report/1`.
+
+Nothing is dropped in silence: a file that is missing or broken is named where its numbers would stand, and
+once more in the list of what was not measured.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.report.answer import RULES, answer, noise_floor, reference_point
+from pipeline.report.cells import NOT_QUANTIZED, build_cell
+from pipeline.report.sources import Doc, plain, read_doc, read_yaml
+
+SCHEMA = "quantpress.report/1"
+CELL_KEYS = ("model", "recipe", "runtime", "target")
+FEW_SAMPLES = 128
+HAS_RESULTS = ("measured", "partly measured")
+
+
+def collect(root: Path) -> dict[str, Any]:
+    """Read everything below `root` that the data contract names and return the report.
+
+    Keys of the report: schema, models, targets (groups with measurements: one per target, runtime and
+    model), planned (cells of targets this run did not include), refusals, not_measured, calibration,
+    warnings, rules, method. Numbers are facts (see sources.py). The same files give the same report.
+    """
+    params, plan = read_yaml(root, "params.yaml"), read_yaml(root, "pipeline/plan.yaml")
+    entries, problems = _entries(root, plan)
+    cells: dict[str, dict[str, Any]] = {}
+    docs: dict[str, list[Doc]] = {}
+    for entry in entries:
+        cells[entry["cell"]], docs[entry["cell"]] = build_cell(root, entry, params)
+    groups, planned = _groups(list(cells.values()), params)
+    models = {m: _model(root, m, params) for m in dict.fromkeys(e["model"] for e in entries)}
+    problems += [{"what": d.path, "reason": d.problem} for d in (params, plan) if d.problem]
+    problems += [{"what": m["path"], "reason": m["problem"]} for m in models.values() if m["problem"]]
+    calibration = _calibration(root, list(cells.values()))
+    report = {
+        "schema": SCHEMA,
+        "models": models,
+        "targets": groups,
+        "planned": planned,
+        "refusals": _refusals(plan, groups, planned),
+        "not_measured": _by_reason(problems + _not_measured(groups, docs)),
+        "calibration": calibration,
+        "warnings": _warnings(root, groups, calibration, set(cells)),
+        "rules": RULES,
+        "method": _method(groups, models),
+    }
+    return report
+
+
+def _entries(root: Path, plan: Doc) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Plan entries with every key present, and what was wrong with the others.
+
+    Without a plan the folders of results are the plan: what was measured is still shown.
+    """
+    raw, entries, problems = plan.items("cells"), [], []
+    if not raw:
+        names = sorted(p.name for p in (root / "artifacts/results").glob("*.*.*.*") if p.is_dir())
+        raw = [{"cell": name, "measured_here": True, "reason": "pipeline/plan.yaml has no cells"} for name in names]
+    for item in raw:
+        cell = item.get("cell") if isinstance(item, dict) else None
+        parts = str(cell).split(".")
+        if len(parts) != len(CELL_KEYS) or "/" in str(cell):
+            problems.append({"what": plan.path, "reason": f"not a cell: {plain(item, 120)}"})
+            continue
+        entry: dict[str, Any] = {"cell": str(cell), **dict(zip(CELL_KEYS, parts, strict=True))}
+        entry["verdict"] = plain(item.get("verdict") or "unknown")
+        entry |= {key: plain(item.get(key) or "") for key in ("reason", "source")}
+        entries.append(entry | {"measured_here": item.get("measured_here") is True})
+    return entries, problems
+
+
+def _groups(cells: list[dict[str, Any]], params: Doc) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Split cells into groups that share a baseline, and cells of groups that were not to be measured."""
+    table: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for cell in cells:
+        table.setdefault((cell["target"], cell["runtime"], cell["model"]), []).append(cell)
+    groups, planned = [], []
+    preferred = [str(w) for w in params.items("benchmark")]
+    for (target, runtime, model), members in table.items():
+        if not any(c["measured_here"] or c["status"] in HAS_RESULTS for c in members):
+            keys = ("cell", *CELL_KEYS, "verdict", "reason", "source", "status", "package")
+            planned += [c if c["package"]["exists"] else {key: c[key] for key in keys} for c in members]
+            continue
+        reference = reference_point(members, preferred)
+        group: dict[str, Any] = {"target": target, "runtime": runtime, "model": model, "reference": reference}
+        group["device"] = params.mapping("targets", target)
+        group["baseline"] = next((c["cell"] for c in members if c["is_baseline"]), None)
+        group["noise_floor"] = noise_floor(members, reference)
+        group["cells"] = members
+        group["answer"] = answer(group)
+        groups.append(group)
+    return groups, planned
+
+
+def _model(root: Path, model: str, params: Doc) -> dict[str, Any]:
+    doc = read_doc(root, f"artifacts/results/{model}/model.json", "quantpress.model/1")
+    asked = params.mapping("models", model)
+    known = {k: doc.raw(k) for k in ("source", "revision", "license", "note", "architecture", "sanity")}
+    known["source"] = known["source"] or asked.get("source")
+    return known | {
+        "path": doc.path,
+        "problem": doc.problem,
+        "weight_bytes": doc.fact("weight_bytes"),
+        "parameters": doc.fact("parameters"),
+        "trust_remote_code": doc.raw("trust_remote_code"),
+    }
+
+
+def _refusals(plan: Doc, groups: list[dict[str, Any]], planned: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Cells a runtime cannot serve and recipes that cannot be made; `here`: on a target that was measured."""
+    measured = [c for g in groups for c in g["cells"]]
+    rows: list[dict[str, Any]] = []
+    for cells, here in ((measured, True), (planned, False)):
+        for cell in cells:
+            if cell["verdict"] == "refused":
+                reason = f"not served on {cell['target']} ({cell['reason']})"
+                rows.append({"what": cell["cell"], "reason": reason, "source": cell["source"], "here": here})
+    for item in plan.items("refusals"):
+        if isinstance(item, dict):
+            reason = f"cannot be made ({plain(item.get('reason', 'no reason given'))})"
+            source = plain(item.get("source", ""))
+            rows.append({"what": plain(item.get("what", "?")), "reason": reason, "source": source, "here": True})
+    return rows
+
+
+def _not_measured(groups: list[dict[str, Any]], docs: dict[str, list[Doc]]) -> list[dict[str, Any]]:
+    """What the measured groups lack: files, tasks and single numbers, each with its reason."""
+    rows: list[dict[str, Any]] = []
+    for cell in (c for group in groups for c in group["cells"]):
+        problems = {d.problem for d in docs[cell["cell"]] if d.problem}
+        for doc in docs[cell["cell"]]:
+            if doc.problem and doc.problem != NOT_QUANTIZED:
+                rows.append({"what": doc.path, "reason": doc.problem})
+        for where, reason in _absent_facts(cell, ()):
+            if reason not in problems and not reason.startswith("this is the baseline"):
+                rows.append({"what": where, "cell": cell["cell"], "reason": reason})
+    return rows
+
+
+def _by_reason(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Put what shares a reason into one row: [{what: [names], reason}], in order of first appearance."""
+    merged: dict[str, dict[str, list[str]]] = {}
+    for row in rows:
+        cells = merged.setdefault(row["reason"], {}).setdefault(row["what"], [])
+        if "cell" in row and row["cell"] not in cells:
+            cells.append(row["cell"])
+    return [
+        {
+            "what": [f"{what}: {', '.join(cells)}" if cells else what for what, cells in names.items()],
+            "reason": reason,
+        }
+        for reason, names in merged.items()
+    ]
+
+
+def _absent_facts(node: Any, path: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Walk a cell; return (readable name, reason) of each absent number, one line for a whole task."""
+    if isinstance(node, dict) and node.keys() == {"value", "ci95", "not_measured"}:
+        if node["value"] is not None:
+            return []
+        if node["not_measured"].startswith("n too small"):
+            return [(f"{path[-1]} of latencies", "fewer samples than this percentile needs")]
+        return [(" ".join(path).replace("_", " "), node["not_measured"])]
+    if path[:2] == ("quality", "tasks") and len(path) == 3 and node["accuracy"]["value"] is None:
+        return [(f"task {path[2]}", node["accuracy"]["not_measured"])]
+    pairs = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [found for key, child in pairs for found in _absent_facts(child, (*path, str(key)))]
+
+
+def _calibration(root: Path, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Calibration sets that the artifacts used, as quantize recorded them, each with its card if found."""
+    sets: dict[str, dict[str, Any]] = {}
+    for cell in cells:
+        calib = cell["made"]["calib"]
+        if isinstance(calib, dict):
+            key = json.dumps([calib.get(k) for k in ("set", "samples", "digest")], default=str)
+            entry = sets.setdefault(key, {**calib, "recipes": []})
+            if cell["recipe"] not in entry["recipes"]:
+                entry["recipes"].append(cell["recipe"])
+    folder = root / "calib_data"
+    for path in sorted({*folder.glob("**/card.json"), *folder.glob("**/*.card.json")}):
+        card = read_doc(root, path.relative_to(root).as_posix(), None)
+        for entry in sets.values():
+            digest = entry.get("digest")
+            if card.data and digest and digest in (card.raw("digest"), card.raw("sha256")):
+                entry["card"], entry["card_path"] = card.data, card.path
+    return list(sets.values())
+
+
+def _warnings(root: Path, groups: list[dict[str, Any]], calib: list[Any], known: set[str]) -> list[dict[str, Any]]:
+    found = [{"target": None, "text": text} for entry in calib for text in _calib_warnings(entry)]
+    for group in groups:
+        texts = [text for cell in group["cells"] for text in _cell_warnings(cell)] + _mixed(group)
+        found += [{"target": group["target"], "text": text} for text in dict.fromkeys(texts)]
+    for path in sorted((root / "artifacts/results").glob("*.*.*.*")):
+        if path.is_dir() and path.name not in known:
+            found.append({"target": None, "text": f"{path.name} has results but is not in the plan: not shown."})
+    return found
+
+
+def _calib_warnings(entry: dict[str, Any]) -> list[str]:
+    name, who = plain(entry.get("set")), ", ".join(entry["recipes"])
+    samples, given = entry.get("samples"), entry.get("warnings")
+    texts = [f"Calibration set {name}: {plain(w)}" for w in given] if isinstance(given, list) else []
+    if isinstance(samples, int) and samples < FEW_SAMPLES:
+        texts.append(f"Calibration set {name} ({who}) has {samples} samples, fewer than {FEW_SAMPLES}.")
+    return texts
+
+
+def _cell_warnings(cell: dict[str, Any]) -> list[str]:
+    name, canary, lint = cell["recipe"], cell["canary"], cell["lint"]
+    texts = []
+    if canary["passed"] is False:
+        shown = "; ".join(f"{f['id']}: {f['reason']}" for f in canary["failures"][:3])
+        texts.append(f"{name} failed the coherence canary ({shown or 'no failure recorded'}).")
+    texts += [f"{name}, lint {f['severity']}: {f['subject']}: {f['message']}" for f in lint["findings"]]
+    for load in cell["speed"]["workloads"]:
+        bad = [str(p["concurrency"]) for p in load["points"] if not p["clean"]]
+        if bad:
+            texts.append(
+                f"{name}, {load['workload']}: request errors, or output lengths not confirmed, at "
+                f"concurrency {', '.join(bad)}; these timings are not used for the answer."
+            )
+    if cell["verdict"] == "refused" and cell["status"] in HAS_RESULTS:
+        texts.append(f"{name} has results although the plan refuses it: {cell['reason']}")
+    if cell["package"]["exists"] and cell["package"]["problem"]:
+        texts.append(f"{name}: the package is not complete: {cell['package']['problem']}.")
+    return texts
+
+
+def _mixed(group: dict[str, Any]) -> list[str]:
+    """Say when the cells of one target were measured from different commits or on different hosts."""
+    commits: list[tuple[str, Any]] = []
+    hosts: dict[str, list[tuple[str, Any]]] = {}
+    for cell in group["cells"]:
+        commits += [(cell["recipe"], value) for value in cell["server"]["git_commit"].values()]
+        facts = [h for h in cell["server"]["host"].values() if isinstance(h, dict)]
+        for key in dict.fromkeys(key for host in facts for key in host):
+            hosts.setdefault(key, []).extend((cell["recipe"], host.get(key)) for host in facts)
+    checks = [("git commits", commits), *((f"hosts ({key})", values) for key, values in hosts.items())]
+    texts = []
+    for what, values in checks:
+        seen: dict[str, list[str]] = {}
+        for recipe, value in values:
+            names = seen.setdefault(json.dumps(value, sort_keys=True).strip('"'), [])
+            if recipe not in names:
+                names.append(recipe)
+        if len(seen) > 1:
+            parts = "; ".join(f"{plain(value, 80)} for {', '.join(names)}" for value, names in seen.items())
+            texts.append(f"Results on {group['target']} come from {len(seen)} different {what}: {parts}.")
+    return texts
+
+
+def _method(groups: list[dict[str, Any]], models: dict[str, Any]) -> dict[str, Any]:
+    """Hosts, versions, commits, clients and times, each distinct value once with the recipes it holds for."""
+    distinct: dict[str, dict[str, dict[str, Any]]] = {}
+    times: set[str] = set()
+    for group in groups:
+        for cell in group["cells"]:
+            server = cell["server"]
+            times |= {str(t) for t in server["measured_at"].values() if t}
+            values = [(k, v) for k in ("host", "versions", "git_commit") for v in server[k].values()]
+            values += [("runtime", server["runtime"]), ("client", cell["speed"]["client"])]
+            values += [("order", cell["speed"]["order"]), ("attention_backend", server["attention_backend"])]
+            for key, value in values:
+                if value is None:
+                    continue
+                text = json.dumps(value, sort_keys=True)
+                entry = distinct.setdefault(key, {}).setdefault(text, {"value": value, "cells": []})
+                if cell["cell"] not in entry["cells"]:
+                    entry["cells"].append(cell["cell"])
+    remote = {name: model["trust_remote_code"] for name, model in models.items()}
+    return {
+        "distinct": {key: list(entries.values()) for key, entries in distinct.items()},
+        "measured_from": min(times, default=None),
+        "measured_until": max(times, default=None),
+        "remote_code": remote,
+    }

@@ -1,0 +1,117 @@
+"""Run a stage program in its own locked environment: `python -m pipeline run <env> <program> ...`.
+
+Prints the log's path, then a line every few seconds with the elapsed time and the library's own last progress line
+(which carries its ETA), and on failure the end of the log. Wall times go to .quantpress/times.jsonl.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from pipeline.errors import HostError, WorkError, unknown
+from pipeline.guard import Guarded
+
+STATE = Path(".quantpress")
+HEARTBEAT_S = 15.0
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+ERROR_PREFIX = "quantpress: error: "
+
+
+def environments() -> list[str]:
+    """Return the names of the locked environments, the folders of stages/ that hold a uv.lock."""
+    return sorted(p.parent.name for p in Path("stages").glob("*/uv.lock"))
+
+
+def env_command(env: str) -> list[str]:
+    """Return the command prefix that runs a program in the locked environment `env` (installed on first use).
+
+    Raises:
+        InputError: no such environment (nearest name given).
+        HostError: uv is not installed.
+    """
+    if env not in environments():
+        raise unknown("environment", env, environments(), "stages/")
+    uv = shutil.which("uv")
+    if uv is None:
+        raise HostError("`uv` is not on PATH; it installs the locked environments. Run `pip install uv`.")
+    return [uv, "run", "--project", f"stages/{env}", "--locked", "--no-dev", "--quiet"]
+
+
+def child_env(**extra: str) -> dict[str, str]:
+    """Return the environment for a child in another virtual environment, with `extra` on top."""
+    env = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME")}
+    return env | {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"} | extra
+
+
+def last_line(log: Path, max_bytes: int = 4096) -> str:
+    """Return the last non-empty piece of a log, with progress bars' carriage returns taken as line ends."""
+    with log.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - max_bytes))
+        text = _ANSI.sub("", file.read().decode("utf-8", "replace"))
+    pieces = [piece.strip() for piece in re.split(r"[\r\n]", text) if piece.strip()]
+    return pieces[-1][:120] if pieces else ""
+
+
+def run_stage(env: str, program: str, arguments: list[str]) -> int:
+    """Run `stages/<env>/<program>.py` with `arguments`; return its exit code."""
+    name = ".".join([program, *(a for a in arguments if not a.startswith("-"))])
+    log = STATE / "logs" / f"{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [*env_command(env), "python", "-m", f"stages.{env}.{program}", *arguments]
+    print(f"{name}: log {log}", flush=True)
+    start = time.monotonic()
+    with log.open("wb") as sink, Guarded(command, child_env(), sink) as job:
+        beat = start + HEARTBEAT_S
+        while (code := job.process.poll()) is None:
+            time.sleep(0.2)
+            if time.monotonic() >= beat:
+                beat += HEARTBEAT_S
+                print(f"{name}: {time.monotonic() - start:.0f} s  {last_line(log)}", flush=True)
+    wall_s = time.monotonic() - start
+    with (STATE / "times.jsonl").open("a", encoding="utf-8") as times:
+        times.write(json.dumps({"stage": name, "env": env, "wall_s": round(wall_s, 1), "exit": code}) + "\n")
+    if code == 0:
+        print(f"{name}: done in {wall_s:.0f} s", flush=True)
+        return 0
+    _print_failure(name, code, log)
+    return code if code in (1, 2, 3) else 1
+
+
+def _print_failure(name: str, code: int, log: Path) -> None:
+    """Print the one clear sentence of a failure when the program wrote one, else the end of its log."""
+    lines = [piece for piece in re.split(r"[\r\n]", log.read_text(encoding="utf-8", errors="replace")) if piece.strip()]
+    said = [line for line in lines if line.startswith(ERROR_PREFIX)]
+    for line in said[-1:] or lines[-15:]:
+        print(line, file=sys.stderr)
+    if not said:
+        print(
+            f"{ERROR_PREFIX}{name} ended with exit code {code}; the whole log is {log}.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def disk_free_bytes(path: Path = Path(".")) -> int:
+    """Return the free bytes of the file system that holds `path`."""
+    return shutil.disk_usage(path).free
+
+
+def need_disk(need_bytes: int, what: str, path: Path = Path(".")) -> None:
+    """Stop before the work when the disk cannot hold its result.
+
+    Raises:
+        WorkError: less than `need_bytes` are free.
+    """
+    free = disk_free_bytes(path)
+    if free < need_bytes:
+        raise WorkError(
+            f"{what} needs {need_bytes / 1e9:.1f} GB of disk and {free / 1e9:.1f} GB are free on {path.resolve()}. "
+            "Free some (`uv run dvc gc -w` drops unused artifacts) and run `uv run dvc repro` again."
+        )

@@ -1,0 +1,89 @@
+"""llm-compressor backend: compressed-tensors checkpoints (vllm-project/llm-compressor 0.14, Apache-2.0).
+
+Methods: round to nearest, GPTQ (arXiv:2210.17323), AWQ (arXiv:2306.00978), SmoothQuant (arXiv:2211.10438).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from datasets import Dataset
+from llmcompressor import oneshot
+from llmcompressor.modifiers.gptq import GPTQModifier
+from llmcompressor.modifiers.quantization import QuantizationModifier
+from llmcompressor.modifiers.transform.awq import AWQModifier
+from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
+from llmcompressor.pipelines.cache import IntermediatesCache
+from transformers import AutoModelForCausalLM
+
+IGNORE = ["lm_head"]
+
+# A recipe's `format` decides the weight and activation arguments; the algorithm only decides the rounding.
+_INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
+_INT8_W = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+_INT8_A = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+_FP8_W = {"num_bits": 8, "type": "float", "symmetric": True}
+_FP8_A = {"num_bits": 8, "type": "float", "symmetric": True}
+SCHEMES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
+    "int4-w4a16": (_INT4, None),
+    "int8-w8a8": (_INT8_W, _INT8_A),
+    "fp8-channel-token": (_FP8_W | {"strategy": "channel"}, _FP8_A | {"strategy": "token", "dynamic": True}),
+    "fp8-tensor": (_FP8_W | {"strategy": "tensor"}, _FP8_A | {"strategy": "tensor", "dynamic": False}),
+}
+
+
+def scheme(fmt: str, group_size: int | None) -> QuantizationScheme:
+    """Return the compressed-tensors scheme of `fmt`; `group_size` only matters for grouped weights."""
+    weights, activations = SCHEMES[fmt]
+    if weights["strategy"] == "group":
+        weights = weights | {"group_size": group_size}
+    return QuantizationScheme(
+        targets=["Linear"],
+        weights=QuantizationArgs(**weights),
+        input_activations=QuantizationArgs(**activations) if activations else None,
+    )
+
+
+def modifiers(recipe: dict[str, Any]) -> list[Any]:
+    """Return the llm-compressor modifiers of a recipe (keys `format`, `algorithm`, `group_size`, `options`)."""
+    groups = {"group_0": scheme(recipe["format"], recipe.get("group_size"))}
+    options = recipe.get("options") or {}
+    rounding: dict[str, list[Any]] = {
+        "rtn": [QuantizationModifier(config_groups=groups, ignore=IGNORE)],
+        "max": [QuantizationModifier(config_groups=groups, ignore=IGNORE)],
+        "gptq": [GPTQModifier(config_groups=groups, ignore=IGNORE, **options.get("gptq", {}))],
+        "smoothquant-gptq": [
+            SmoothQuantModifier(**options.get("smoothquant", {"smoothing_strength": 0.8})),
+            GPTQModifier(config_groups=groups, ignore=IGNORE, **options.get("gptq", {})),
+        ],
+        "awq": [
+            AWQModifier(**options.get("awq", {})),
+            QuantizationModifier(config_groups=groups, ignore=IGNORE),
+        ],
+    }
+    return rounding[recipe["algorithm"]]
+
+
+def quantize(source: Path, out: Path, recipe: dict[str, Any], calib_ids: list[list[int]], seed: int) -> None:
+    """Quantize the checkpoint `source` into `out`; `calib_ids` is `[samples][tokens]`, empty for data-free ones."""
+    torch.manual_seed(seed)
+    if not torch.accelerator.is_available():
+        # llm-compressor 0.14 pins memory without asking for a GPU: "Cannot access accelerator device when none
+        # is available" (AWQ). Without an accelerator pinning has no meaning, so it is left out.
+        IntermediatesCache.pin_memory = lambda self, *a, **k: None  # type: ignore[method-assign]
+    model = AutoModelForCausalLM.from_pretrained(source, dtype="auto")
+    data: dict[str, Any] = {}
+    if calib_ids:
+        rows = {"input_ids": calib_ids, "attention_mask": [[1] * len(row) for row in calib_ids]}
+        data = {
+            "dataset": Dataset.from_dict(rows),
+            "num_calibration_samples": len(calib_ids),
+            "max_seq_length": max(map(len, calib_ids)),
+            "shuffle_calibration_samples": False,
+            "batch_size": 8 if len({len(r) for r in calib_ids}) == 1 else 1,
+        }
+    oneshot(model=model, recipe=modifiers(recipe), **data)
+    model.save_pretrained(out, save_compressed=True)

