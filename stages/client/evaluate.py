@@ -50,9 +50,12 @@ def main() -> None:
         server.wait_ready()
         print(f"server ready after {server.startup_s} s", flush=True)
         canary = run_canary(server)
-        print(f"canary: {'passed' if canary['passed'] else 'FAILED'}", flush=True)
+        print(f"{time.monotonic() - start:.0f} s  canary: {'passed' if canary['passed'] else 'FAILED'}", flush=True)
         token_level = run_fidelity(server, cell, params, reference, scratch)
-        print(f"fidelity: perplexity {token_level['perplexity']:.3f}, KL {token_level['kl_mean']}", flush=True)
+        print(
+            f"{time.monotonic() - start:.0f} s  fidelity: perplexity {token_level['perplexity']:.3f}, KL {token_level['kl_mean']}",
+            flush=True,
+        )
         tasks, not_run = run_tasks(server, cell, params, reference, scratch)
         server.check_alive("during the tasks")
         facts = server.facts()

@@ -27,5 +27,5 @@ def quantize(source: Path, out: Path, recipe: dict[str, Any], calib_ids: list[li
     )
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
     model = GPTQModel.load(str(source), config, device=device)
-    model.quantize([{"input_ids": row, "attention_mask": [1] * len(row)} for row in calib_ids], batch_size=8)
+    model.quantize([{"input_ids": row, "attention_mask": [1] * len(row)} for row in calib_ids], batch_size=32)
     model.save(str(out))

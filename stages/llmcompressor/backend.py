@@ -20,6 +20,7 @@ from llmcompressor.pipelines.cache import IntermediatesCache
 from transformers import AutoModelForCausalLM
 
 IGNORE = ["lm_head"]
+BATCH_TOKENS = 8192
 
 # A recipe's `format` decides the weight and activation arguments; the algorithm only decides the rounding.
 _INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
@@ -83,7 +84,8 @@ def quantize(source: Path, out: Path, recipe: dict[str, Any], calib_ids: list[li
             "num_calibration_samples": len(calib_ids),
             "max_seq_length": max(map(len, calib_ids)),
             "shuffle_calibration_samples": False,
-            "batch_size": 8 if len({len(r) for r in calib_ids}) == 1 else 1,
+            # Rows of one length go in batches; a padded row would be calibrated on its padding.
+            "batch_size": max(1, BATCH_TOKENS // len(calib_ids[0])) if len(set(map(len, calib_ids))) == 1 else 1,
         }
     oneshot(model=model, recipe=modifiers(recipe), **data)
     model.save_pretrained(out, save_compressed=True)

@@ -186,7 +186,7 @@ def test_a_server_that_never_gets_ready_or_dies_at_start_is_told(tmp_path: Path)
 
 def test_unknown_environment_gives_the_nearest() -> None:
     with pytest.raises(InputError, match="no environment 'llmcompresor'.*Did you mean 'llmcompressor'"):
-        runstage.env_command("llmcompresor")
+        runstage.env_python("llmcompresor")
 
 
 def test_a_full_disk_is_found_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

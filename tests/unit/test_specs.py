@@ -48,14 +48,14 @@ CASES = {
         lambda r: r["models"].update({"llama-3.1": r["models"]["smollm2-135m"]}), ["id 'llama-3.1'", "no dots"]),
     "no group size": (lambda r: r["recipes"]["int4"].pop("group_size"), ["recipes.int4", "needs a group_size"]),
     "no calibration set": (lambda r: r["recipes"]["int8"].pop("calib_set"), ["recipes.int8", "needs a calib_set"]),
-    "unknown workload": (lambda r: r["benchmark"].append("smoke-64-23"), ["Did you mean 'smoke-64-32'"]),
+    "unknown workload": (lambda r: r["benchmark"].append("smoke-64-25"), ["Did you mean 'smoke-64-24'"]),
     "a branch instead of a commit": (
         lambda r: r["models"]["smollm2-135m"].update(source="hf:org/name@main"),
         ["needs a 40-hex commit", "'main'", "git ls-remote https://huggingface.co/org/name HEAD"]),
     "remote code of a local folder": (
         lambda r: r["models"]["smollm2-135m"].update(trust_remote_code=True), ["needs an hf: source"]),
     "a concurrency of zero": (
-        lambda r: r["workloads"]["smoke-64-32"]["points"][0].update(concurrency=0), ["concurrency", "greater than 0"]),
+        lambda r: r["workloads"]["smoke-64-24"]["points"][0].update(concurrency=0), ["concurrency", "greater than 0"]),
 }  # fmt: skip
 
 
