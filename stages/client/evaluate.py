@@ -52,10 +52,8 @@ def main() -> None:
         canary = run_canary(server)
         print(f"{time.monotonic() - start:.0f} s  canary: {'passed' if canary['passed'] else 'FAILED'}", flush=True)
         token_level = run_fidelity(server, cell, params, reference, scratch)
-        print(
-            f"{time.monotonic() - start:.0f} s  fidelity: perplexity {token_level['perplexity']:.3f}, KL {token_level['kl_mean']}",
-            flush=True,
-        )
+        numbers = f"perplexity {token_level['perplexity']:.3f}, KL {token_level['kl_mean']}"
+        print(f"{time.monotonic() - start:.0f} s  fidelity: {numbers}", flush=True)
         tasks, not_run = run_tasks(server, cell, params, reference, scratch)
         server.check_alive("during the tasks")
         facts = server.facts()
