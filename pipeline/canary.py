@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 KNOWN_NEEDED = 2
+ENDS_NEEDED = 2
 
 
 def judge(prompts: list[dict[str, Any]], answers: list[dict[str, Any]]) -> dict[str, Any]:
@@ -29,8 +30,8 @@ def judge(prompts: list[dict[str, Any]], answers: list[dict[str, Any]]) -> dict[
             asked += 1
             right += any(_holds(text, option) for option in known)
     # A short limit cuts most open answers off; what may not happen is that nothing ever ends.
-    if ended == 0:
-        failures.append({"id": "all", "reason": "endless: no answer ended by itself", "text": ""})
+    if ended < min(ENDS_NEEDED, len(prompts)):
+        failures.append({"id": "all", "reason": f"endless: {ended} answers ended by themselves", "text": ""})
     if right < min(KNOWN_NEEDED, asked):
         failures.append({"id": "known", "reason": f"only {right} of {asked} known answers are right", "text": ""})
     return {
@@ -54,6 +55,8 @@ def fault(text: str) -> str | None:
     if sum(c.isascii() for c in text) < 0.7 * len(text):
         return "not English: most characters are outside ASCII"
     words = text.lower().split()
+    if len(words) >= 6 and max(words.count(w) for w in set(words)) > len(words) / 2:
+        return "repeated: one word makes up over half of the answer"
     if len(words) >= 12:
         triples = [tuple(words[i : i + 3]) for i in range(len(words) - 2)]
         if max(triples.count(t) for t in set(triples)) > max(3, len(triples) // 4):

@@ -220,6 +220,11 @@ class Checkpoint:
         """Bytes of all tensors together, headers not counted."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
+    @property
+    def parameters(self) -> int:
+        """Number of stored values of all tensors together (packed values count once a container)."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
+
     def raw(self, name: str) -> NDArray[Any]:
         """Return a tensor's bits, memory-mapped and read-only, in its shape: BF16 as uint16, F8 as uint8."""
         info = self.tensors[name]

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.errors import QuantpressError, WorkError, unknown
+from pipeline.errors import InputError, QuantpressError, WorkError, unknown
 
 PARAMS = Path("params.yaml")
 
@@ -33,21 +33,24 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from pipeline import plan
+    from pipeline import jsonio, plan
     from pipeline.specs import load_params
 
     params = load_params(PARAMS)
     configs = plan.known_configs(Path("."), params)
     made = plan.make_plan(params, configs)
     plan.check_fresh(made)
-    for item in made["refusals"]:
-        print(f"refused: {item['what']}: {item['reason']}")
+    if made["refusals"]:
+        said = "; ".join(f"{item['what']}: {item['reason']}" for item in made["refusals"])
+        raise InputError(f"The matrix asks for what cannot be made: {said}. Correct the recipe or leave it out.")
     unchecked = sorted(set(params.models) - set(configs))
     for model in unchecked:
         print(f"not checked: {model} is not fetched yet, so group sizes are checked when it is.")
     print(
         f"params.yaml and pipeline/plan.yaml agree: {len(made['cells'])} cells, {len(made['measure'])} measured here."
     )
+    if args.out and not args.out.exists():
+        jsonio.write_text(args.out, "params.yaml and pipeline/plan.yaml agree\n")
     return 0
 
 
@@ -102,7 +105,7 @@ def _package(args: argparse.Namespace) -> int:
 def _verify(args: argparse.Namespace) -> int:
     from pipeline.manifest import verify
 
-    found = verify(args.package)
+    found = verify(args.package, args.root)
     print(f"{args.package}: whole, {len(found['checkpoint']['files'])} checkpoint files match their sha256.")
     return 0
 
@@ -144,7 +147,8 @@ def parser() -> argparse.ArgumentParser:
 
     plan = add("plan", _plan, "write pipeline/plan.yaml from params.yaml and print cells and refusals")
     plan.add_argument("--check", action="store_true", help="change nothing; fail if the plan is stale")
-    add("check", _check, "check params.yaml and the plan, with every refusal and its reason")
+    check = add("check", _check, "check params.yaml and the plan; a recipe that cannot be made is an error")
+    check.add_argument("--out", type=Path, help="write a line there when everything agrees")
     add("doctor", _doctor, "what this host can run, what is missing, disk and memory needed for the plan")
     lint = add("lint", _lint, "prove a checkpoint whole without a GPU")
     lint.add_argument("checkpoint", type=Path)
@@ -156,6 +160,7 @@ def parser() -> argparse.ArgumentParser:
         package.add_argument(f"--{name}", required=True)
     verify = add("verify", _verify, "check a package and its checkpoint against the manifest")
     verify.add_argument("package", type=Path)
+    verify.add_argument("--root", type=Path, help="the folder that holds artifacts/ (default: from the package's path)")
     report = add("report", _report, "write artifacts/report from the results")
     report.add_argument("--open", action="store_true", help="show it in the browser")
     run = add("run", _run, "run a stage program in its locked environment")

@@ -73,9 +73,8 @@ def doctor(params_path: Path) -> int:
     if memory > facts["memory_gib"] * 2**30:
         bad.append("memory is short")
     targets = {cell["target"]: params.targets[cell["target"]] for cell in made["cells"]}
-    names = [g["name"] for g in facts["gpus"]]
     for name, target in targets.items():
-        here = target.device == "cpu" or any(str(target.gpu).split()[1] in n for n in names)
+        here = host.is_here(target)
         print(f"target    {name}: {'this host can measure it' if here else f'needs {target.gpu}, not here'}")
     for line in bad:
         print(f"problem   {line}")

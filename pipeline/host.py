@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import socket
 import subprocess
 from datetime import UTC, datetime
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from pipeline.specs import Target
 
 
 def cpu_model() -> str:
@@ -66,6 +69,26 @@ def gpus() -> list[dict[str, str]]:
         return []
     keys = ("name", "compute_capability", "memory", "driver")
     return [dict(zip(keys, map(str.strip, line.split(",")), strict=False)) for line in out.splitlines() if line.strip()]
+
+
+def is_here(target: Target) -> bool:
+    """Say whether this host can measure `target`: any host is `cpu`, a GPU target needs `count` of its GPUs."""
+    if target.device == "cpu":
+        return True
+    found = [g for g in gpus() if matches(str(target.gpu), int(target.sm or 0), float(target.memory_gib or 0), g)]
+    return len(found) >= target.count
+
+
+def matches(gpu: str, sm: int, memory_gib: float, found: dict[str, str]) -> bool:
+    """Say whether a GPU that nvidia-smi lists is the target's: its SM, every word of its model, its memory to 15%.
+
+    The memory tells an A100 of 40 GB from one of 80, the words an RTX 4090 from another GeForce of the same SM.
+    """
+    words = [w for w in gpu.upper().split() if w not in ("NVIDIA", "SXM", "PCIE") and not w.endswith("GB")]
+    have = found.get("name", "").upper().replace("-", " ").split()
+    mib = float(re.sub(r"[^0-9.]", "", found.get("memory", "")) or 0)
+    same_memory = abs(mib / 1024 - memory_gib) <= 0.15 * memory_gib
+    return all(w in have for w in words) and found.get("compute_capability") == f"{sm / 10:.1f}" and same_memory
 
 
 def _machine_id() -> str:

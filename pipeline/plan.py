@@ -6,6 +6,7 @@ The plan is a pure function of params.yaml, support.yaml and the committed facts
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,14 @@ import yaml
 
 from pipeline import jsonio
 from pipeline.errors import InputError, unknown
-from pipeline.specs import DATA_FREE, Params, Recipe
+from pipeline.specs import DATA_FREE, Params, Recipe, Source
 from pipeline.support import runtimes, verdict
 
 PLAN = Path("pipeline/plan.yaml")
 HEADER = "# Generated from params.yaml by `python -m pipeline plan`. Do not edit; `plan --check` fails when stale.\n"
 # Where a runtime's server for a device lives.
 SERVER_ENVS = {("vllm", "cpu"): "vllm_cpu"}
-SUCCESSORS = {"autogptq": "gptqmodel", "autoawq": "llmcompressor"}
+SUCCESSORS = {"auto-gptq": "gptqmodel", "autoawq": "llmcompressor"}
 
 
 def make_plan(params: Params, configs: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def make_plan(params: Params, configs: dict[str, dict[str, Any]]) -> dict[str, A
             if name not in runtimes():
                 raise unknown("runtime", name, runtimes(), "params.yaml (matrix)")
         for model in row.models:
-            plan["fetch"][model] = {"model": model}
+            plan["fetch"][model] = {"model": model, "origin": local_path([params.models[model].source])}
             _calibration(plan, params, params.evaluation.held_out, model)
             for recipe in row.recipes:
                 reason = why_not_made(model, params.recipes[recipe], configs.get(model))
@@ -46,9 +47,10 @@ def make_plan(params: Params, configs: dict[str, dict[str, Any]]) -> dict[str, A
                     continue
                 if row.measure:
                     _checkpoint(plan, params, model, recipe)
-                for runtime in row.runtimes:
-                    for target in row.targets:
-                        _cell(plan, params, (model, recipe, runtime, target), row.measure)
+                for runtime, target in itertools.product(row.runtimes, row.targets):
+                    ids = (model, recipe, runtime, target)
+                    if ".".join(ids) not in {c["cell"] for c in plan["cells"]}:
+                        _cell(plan, params, ids, row.measure)
     plan["refusals"] = [{"what": what, "reason": reason} for what, reason in refused.items()]
     return plan
 
@@ -75,6 +77,12 @@ def facts_path(model: str) -> str:
     return f"artifacts/results/{model}/model.json"
 
 
+def local_path(sources: list[str]) -> str:
+    """Return the first local file or folder of some sources, which DVC must watch, else a file that never matters."""
+    found = [Source.parse(text).name for text in sources if text.startswith(("dir:", "file:"))]
+    return found[0] if found else "stages/source/pyproject.toml"
+
+
 def checkpoint_path(model: str, recipe_id: str, recipe: Recipe) -> str:
     """Return the folder of a recipe's checkpoint; the baseline is the fetched model itself, never a copy."""
     return f"artifacts/models/{model}" if recipe.backend == "none" else f"artifacts/checkpoints/{model}.{recipe_id}"
@@ -84,7 +92,8 @@ def _calibration(plan: dict[str, Any], params: Params, name: str, model: str) ->
     key = f"{name}.{model}"
     held_out = params.evaluation.held_out
     needs = facts_path(model) if name == held_out else f"calib_data/{held_out}.{model}"
-    plan["calibrate"][key] = {"set": name, "model": model, "needs": needs}
+    origin = local_path(params.calib_sets[name].sources)
+    plan["calibrate"][key] = {"set": name, "model": model, "needs": needs, "origin": origin}
     return f"calib_data/{key}"
 
 
@@ -135,7 +144,7 @@ def _cell(plan: dict[str, Any], params: Params, ids: tuple[str, str, str, str], 
         "env": env,
         "baseline": baseline,
         "held_out": f"calib_data/{params.evaluation.held_out}.{model}",
-        "reference": facts_path(model) if is_baseline else f"artifacts/raw/{baseline}/eval",
+        "reference": facts_path(model) if is_baseline else f"artifacts/raw/{baseline}/eval/reference",
         "beside": facts_path(model) if is_baseline else f"artifacts/packages/{baseline}/deploy/manifest.json",
     }
 

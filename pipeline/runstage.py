@@ -54,6 +54,7 @@ def env_python(env: str) -> str:
     with (STATE / f"install.{env}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (python.exists() and marker.exists() and marker.read_text(encoding="utf-8") == wanted):
+            marker.unlink(missing_ok=True)
             _install(env, folder)
             marker.write_text(wanted, encoding="utf-8")
     return str(python.absolute())
@@ -94,6 +95,9 @@ def run_stage(env: str, program: str, arguments: list[str]) -> int:
     name = ".".join([program, *(a for a in arguments if not a.startswith("-"))])
     log = STATE / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
+    if not Path(f"stages/{env}/{program}.py").is_file():
+        known = [p.stem for p in Path("stages", env).glob("*.py")]
+        raise unknown(f"program of environment {env}", program, known or environments(), f"stages/{env}")
     print(f"{name}: log {log}", flush=True)
     start = time.monotonic()
     command = [env_python(env), "-m", f"stages.{env}.{program}", *arguments]

@@ -18,7 +18,7 @@ from pipeline.guard import Guarded
 from pipeline.manifest import verify
 from pipeline.package import Cell, server_arguments, server_environment, server_variables
 from pipeline.runstage import child_env, env_python
-from pipeline.specs import Params
+from pipeline.specs import Params, Target
 
 READY_TIMEOUT_S = 900.0
 # What a server's log says of the kernels it chose. One table for every runtime that writes such lines.
@@ -33,12 +33,12 @@ FALLBACKS = re.compile(r"emulat|fall(?:ing)? ?back|not supported.*using", re.IGN
 class Server:
     """One running server on loopback. Use as a context manager; `wait_ready` before the first request."""
 
-    def __init__(self, cell: Cell, params: Params, log: Path, threads: int, port: int | None = None) -> None:
+    def __init__(self, cell: Cell, params: Params, log: Path, threads: int) -> None:
         """Describe the server; `threads` are the compute threads that a CPU runtime gets."""
         self.cell, self.log = cell, log
         self.target = cell.check(params)
         self.threads = threads
-        self.port = free_port() if port is None else port
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.startup_s: float | None = None
         self._sink: IO[bytes] | None = None
@@ -52,7 +52,7 @@ class Server:
             InputError, WorkError: the package or its checkpoint is not whole.
             HostError: this host is not the target, or no environment here serves the runtime.
         """
-        need_target(self.target.device, self.target.gpu, self.cell.target)
+        need_target(self.target, self.cell.target)
         manifest = verify(self.cell.deploy)
         env = server_environment(self.cell, self.target)
         if env is None:
@@ -193,17 +193,15 @@ def death_reason(log: Path) -> str:
     return (last[-1].strip()[:300] if last else "it wrote nothing") + "."
 
 
-def need_target(device: str, gpu: str | None, name: str) -> None:
+def need_target(target: Target, name: str) -> None:
     """Refuse to measure for a target that this host is not.
 
     Raises:
-        HostError: the GPU of the target is not here.
+        HostError: fewer GPUs of the target's kind are here than it has.
     """
-    if device == "cpu":
-        return
-    have = [g["name"] for g in host.gpus()]
-    if not any(str(gpu).split()[1] in g for g in have):
-        raise HostError(f"Target {name} is {gpu}; this host has {', '.join(have) or 'no GPU'}. Run this stage there.")
+    if not host.is_here(target):
+        have = ", ".join(g["name"] for g in host.gpus()) or "no GPU"
+        raise HostError(f"Target {name} is {target.count} x {target.gpu}; this host has {have}. Run this stage there.")
 
 
 def free_port() -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from pipeline.errors import InputError, nearest, unknown
 
@@ -19,13 +19,24 @@ ID_PATTERN = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
 FORMATS = ("bf16", "fp8-tensor", "fp8-channel-token", "int8-w8a8", "int4-w4a16")
 WEIGHT_BITS = {"bf16": 16, "fp8-tensor": 8, "fp8-channel-token": 8, "int8-w8a8": 8, "int4-w4a16": 4}
-BACKENDS = {
-    "none": ("none",),
-    "modelopt": ("max",),
-    "llmcompressor": ("rtn", "max", "gptq", "smoothquant-gptq", "awq"),
-    "gptqmodel": ("gptq",),
-    "autogptq": ("gptq",),
-    "autoawq": ("awq",),
+# backend -> the (format, algorithm) pairs that it makes. The archived projects are named as their owners named them.
+_GPTQ, _AWQ = ("int4-w4a16", "gptq"), ("int4-w4a16", "awq")
+BACKENDS: dict[str, tuple[tuple[str, str], ...]] = {
+    "none": (("bf16", "none"),),
+    "modelopt": (("fp8-tensor", "max"),),
+    "llmcompressor": (
+        ("fp8-tensor", "max"),
+        ("fp8-channel-token", "rtn"),
+        ("int8-w8a8", "rtn"),
+        ("int8-w8a8", "gptq"),
+        ("int8-w8a8", "smoothquant-gptq"),
+        ("int4-w4a16", "rtn"),
+        _GPTQ,
+        _AWQ,
+    ),
+    "gptqmodel": (_GPTQ,),
+    "auto-gptq": (_GPTQ,),
+    "autoawq": (_AWQ,),
 }
 DATA_FREE = ("none", "rtn")
 _PYPI = re.compile(r"^pypi:(?P<name>[A-Za-z0-9._-]+)==(?P<version>[A-Za-z0-9.!+]+)/(?P<file>.+)$")
@@ -69,6 +80,8 @@ class Source(_Strict):
     @classmethod
     def _parse_hf(cls, text: str) -> Source:
         match = _HF.match(text)
+        if match is None and re.fullmatch(r"hf:[^/@]+(@.*)?", text):
+            raise InputError(f"Source '{text}' names no organisation: write hf:<org>/<name>@<40-hex commit>.")
         repo = match["repo"] if match else text.removeprefix("hf:").partition("@")[0]
         found = match["revision"] if match else "no revision"
         if match is None or not re.fullmatch(r"[0-9a-f]{40}", match["revision"]):
@@ -124,7 +137,6 @@ class Recipe(_Strict):
     calib_set: Id | None = None
     calib_samples: int | None = Field(default=None, gt=0, description="use only the first N samples of the set")
     options: dict[str, Any] | None = None
-    served_by: str | None = None
     note: str | None = None
 
 
@@ -139,6 +151,13 @@ class Target(_Strict):
     bandwidth_gb_s: float | None = None
     price_usd_per_h: float | None = None
     source: str | None = None
+
+    @model_validator(mode="after")
+    def _gpu_facts(self) -> Target:
+        missing = [n for n in ("gpu", "sm", "memory_gib") if getattr(self, n) is None]
+        if self.device == "cuda" and missing:
+            raise ValueError(f"a cuda target needs {', '.join(missing)}")
+        return self
 
 
 class Point(_Strict):
@@ -159,12 +178,17 @@ class Workload(_Strict):
 
 
 class Task(_Strict):
-    """An lm-eval task; `limit` items at most; `hub: true` needs data that only a connected host has."""
+    """An lm-eval task or group; `metric` and `filter` as lm-eval names them, per item 0 or 1 (or a fraction).
+
+    `hub: true` needs data that only a connected host has.
+    """
 
     lm_eval: str
+    metric: str = "acc"
+    filter: str = "none"
     hub: bool = False
-    limit: int | None = None
-    num_fewshot: int | None = None
+    limit: int | None = Field(default=None, gt=0)
+    num_fewshot: int | None = Field(default=None, ge=0)
 
 
 class Evaluation(_Strict):
@@ -201,6 +225,17 @@ class Params(_Strict):
     matrix: list[MatrixRow]
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """A loader for which a key given twice is an error: plain YAML silently keeps the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = [key for key in keys if keys.count(key) > 1]
+        if twice:
+            raise yaml.constructor.ConstructorError(None, None, f"the key '{twice[0]}' stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def load_params(path: Path = Path("params.yaml")) -> Params:
     """Read, validate and cross-check params.yaml.
 
@@ -208,11 +243,14 @@ def load_params(path: Path = Path("params.yaml")) -> Params:
         InputError: missing file, bad YAML, unknown key (nearest given), bad value, or a reference to no entry.
     """
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}).") from None
     except FileNotFoundError:
         raise InputError(f"{path} is missing; run from the root of the repository.") from None
     except yaml.YAMLError as error:
-        raise InputError(f"{path} is not valid YAML: {error}") from None
+        said = " ".join(str(error).split())
+        raise InputError(f"{path} is not valid YAML: {said}") from None
     if not isinstance(raw, dict):
         raise InputError(f"{path} must hold a mapping with the keys {', '.join(Params.model_fields)}.")
     try:
@@ -266,13 +304,11 @@ def _cross_check(params: Params, path: Path) -> None:
         _need("task", name, params.tasks, where)
     _need("calibration set", params.evaluation.held_out, params.calib_sets, where)
     _need("recipe", params.baseline, params.recipes, where)
-    for name, calib_set in params.calib_sets.items():
-        for text in calib_set.sources:
-            try:
-                Source.parse(text)
-            except InputError as error:
-                raise InputError(f"{where}: calib_sets.{name}: {error}") from None
+    _check_sources(params, where)
+    _check_workloads(params, where)
     for row in params.matrix:
+        if row.measure and params.baseline not in row.recipes:
+            raise InputError(f"{where}: a matrix row with measure: true needs the baseline '{params.baseline}'.")
         tables: list[tuple[str, list[str], dict[str, Any]]] = [
             ("model", row.models, params.models),
             ("recipe", row.recipes, params.recipes),
@@ -281,9 +317,45 @@ def _cross_check(params: Params, path: Path) -> None:
         for kind, names, table in tables:
             for name in names:
                 _need(kind, name, table, where)
+
+
+def _check_sources(params: Params, where: str) -> None:
+    """Check the kind and pin of every source, and what remote code needs."""
+    named: list[tuple[str, list[str], tuple[str, ...]]]
+    named = [(f"models.{n}", [m.source], ("pypi", "hf", "dir")) for n, m in params.models.items()]
+    named += [(f"calib_sets.{n}", c.sources, ("stdlib", "package", "file", "hf")) for n, c in params.calib_sets.items()]
+    for place, texts, kinds in named:
+        for text in texts:
+            try:
+                kind = Source.parse(text).kind
+            except InputError as error:
+                raise InputError(f"{where}: {place}: {error}") from None
+            if kind not in kinds:
+                raise InputError(f"{where}: {place}: a {kind}: source cannot stand here; use {', '.join(kinds)}.")
     for name, model in params.models.items():
         if model.trust_remote_code and Source.parse(model.source).kind != "hf":
             raise InputError(f"{where}: models.{name}: trust_remote_code needs an hf: source at a pinned commit.")
+
+
+def _check_workloads(params: Params, where: str) -> None:
+    """Check that there is something to time, that points differ, and that it fits the server's context."""
+    if not params.benchmark:
+        raise InputError(f"{where}: benchmark names no workload. Known: {', '.join(params.workloads)}.")
+    for key, options in params.serving.items():
+        if key not in ("vllm-cpu", "vllm-cuda"):
+            raise unknown("runtime and device", key, ("vllm-cpu", "vllm-cuda"), f"{where} (serving)")
+        limit = options.get("max-model-len")
+        for name in params.benchmark:
+            workload = params.workloads[name]
+            need = workload.prompt_tokens + workload.output_tokens
+            if limit and need > limit:
+                raise InputError(
+                    f"{where}: workload {name} needs {need} tokens and serving.{key} has max-model-len {limit}."
+                )
+    for name, workload in params.workloads.items():
+        loads = [p.concurrency for p in workload.points]
+        if len(loads) != len(set(loads)):
+            raise InputError(f"{where}: workloads.{name} has two points of one concurrency: {loads}.")
 
 
 def check_recipe(name: str, recipe: Recipe, params: Params, where: str) -> None:
@@ -296,12 +368,13 @@ def check_recipe(name: str, recipe: Recipe, params: Params, where: str) -> None:
         raise unknown("format", recipe.format, FORMATS, f"{where} (recipes.{name}.format)")
     if recipe.backend not in BACKENDS:
         raise unknown("backend", recipe.backend, BACKENDS, f"{where} (recipes.{name}.backend)")
-    if recipe.algorithm not in BACKENDS[recipe.backend]:
-        raise unknown(
-            f"algorithm of backend {recipe.backend}",
-            recipe.algorithm,
-            BACKENDS[recipe.backend],
-            f"{where} (recipes.{name}.algorithm)",
+    made = BACKENDS[recipe.backend]
+    if (recipe.format, recipe.algorithm) not in made:
+        can = "; ".join(f"{f} by {a}" for f, a in made)
+        near = nearest(recipe.algorithm, {a for f, a in made if f == recipe.format}) if recipe.algorithm else ""
+        raise InputError(
+            f"{where}: recipes.{name}: {recipe.backend} does not make {recipe.format} by '{recipe.algorithm}'.{near} "
+            f"It makes: {can}."
         )
     if recipe.format == "int4-w4a16" and recipe.group_size is None:
         raise InputError(f"{where}: recipes.{name} is W4A16 and needs a group_size, for instance 64 or 128.")
@@ -309,6 +382,9 @@ def check_recipe(name: str, recipe: Recipe, params: Params, where: str) -> None:
         raise InputError(f"{where}: recipes.{name} ({recipe.algorithm}) needs a calib_set.")
     if recipe.calib_set is not None:
         _need("calibration set", recipe.calib_set, params.calib_sets, where)
+        has = params.calib_sets[recipe.calib_set].samples
+        if recipe.calib_samples and recipe.calib_samples > has:
+            raise InputError(f"{where}: recipes.{name} wants {recipe.calib_samples} samples, its set has {has}.")
 
 
 def _need(kind: str, name: str, table: Any, where: str) -> None:

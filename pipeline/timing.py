@@ -18,7 +18,7 @@ DEFINITIONS = {
     "tpot_ms": "tpot-excl-first/1: (last token - first token) / (output tokens - 1), ms",
     "inter_chunk_ms": "inter-chunk/1: gaps between streamed chunks, pooled over requests, ms",
     "e2e_ms": "e2e/1: request sent to last token received, ms",
-    "output_tok_s": "output-throughput/1: output tokens of all requests / (last end - first send), tok/s",
+    "output_tok_s": "output-throughput/1: output tokens / sum over legs of (last end - first send), tok/s",
 }
 RESAMPLES = 2_000
 
@@ -37,24 +37,32 @@ def statistic(values: list[float]) -> dict[str, Any]:
     return result
 
 
-def point(requests: list[dict[str, Any]], output_tokens: int) -> dict[str, Any]:
-    """Return the metrics of one load point.
+def point(legs: list[list[dict[str, Any]]], output_tokens: int) -> dict[str, Any]:
+    """Return the metrics of one load point of one side.
+
+    Throughput is tokens over the time in which this side was under load: the sum of its legs' windows, never the span
+    from its first leg to its last, which in an A B B A run holds the other side's legs.
 
     Args:
-        requests: one dict a request with start_ns, end_ns, ttft_ms, tpot_ms, e2e_ms, output_tokens and
-            inter_chunk_ms (a list); failed ones have `error`.
+        legs: for each leg of this side one dict a request with start_ns, end_ns, ttft_ms, tpot_ms, e2e_ms,
+            output_tokens and inter_chunk_ms (a list); failed ones have `error`.
         output_tokens: the length that every answer was forced to.
     """
+    requests = [r for leg in legs for r in leg]
     good = [r for r in requests if not r.get("error")]
     result: dict[str, Any] = {name: statistic([r[name] for r in good]) for name in ("ttft_ms", "tpot_ms", "e2e_ms")}
     result["inter_chunk_ms"] = statistic([gap for r in good for gap in r["inter_chunk_ms"]])
-    wall_s = (max(r["end_ns"] for r in good) - min(r["start_ns"] for r in good)) / 1e9 if good else 0.0
+    wall_s = sum(_window_s([r for r in leg if not r.get("error")]) for leg in legs)
     tokens = sum(r["output_tokens"] for r in good)
     result["output_tok_s"] = tokens / wall_s if wall_s else None
     result["request_s"] = len(good) / wall_s if wall_s else None
     result["errors"] = len(requests) - len(good)
     result["output_tokens_ok"] = bool(good) and all(r["output_tokens"] == output_tokens for r in good)
     return result
+
+
+def _window_s(leg: list[dict[str, Any]]) -> float:
+    return float(max(r["end_ns"] for r in leg) - min(r["start_ns"] for r in leg)) / 1e9 if leg else 0.0
 
 
 def ratios(candidate: list[dict[str, Any]], baseline: list[dict[str, Any]], seed: int = 0) -> dict[str, Any]:
@@ -81,14 +89,17 @@ def ratios(candidate: list[dict[str, Any]], baseline: list[dict[str, Any]], seed
     return found
 
 
-def compare(candidate: list[dict[str, Any]], baseline: list[dict[str, Any]], output_tokens: int) -> dict[str, Any]:
-    """Return candidate, baseline, their ratios and intervals for one load point."""
+def compare(
+    candidate: list[list[dict[str, Any]]], baseline: list[list[dict[str, Any]]], output_tokens: int
+) -> dict[str, Any]:
+    """Return candidate, baseline, their ratios and intervals for one load point; both sides as lists of legs."""
     a, b = point(candidate, output_tokens), point(baseline, output_tokens)
-    found = ratios(candidate, baseline)
+    found = ratios([r for leg in candidate for r in leg], [r for leg in baseline for r in leg])
     both = a["output_tok_s"] and b["output_tok_s"]
     found["ratio"]["output_tok_s"] = a["output_tok_s"] / b["output_tok_s"] if both else None
     band = found["ratio_ci95"]["e2e_ms"]
     if both and band:
+        # Tokens over wall time move with the inverse of the latency, so its relative interval is carried over.
         centre = found["ratio"]["output_tok_s"] * found["ratio"]["e2e_ms"]
         found["ratio_ci95"]["output_tok_s"] = [centre / band[1], centre / band[0]]
     else:

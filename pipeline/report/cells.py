@@ -72,6 +72,14 @@ def _served_docs(root: Path, where: str, plan: dict[str, Any]) -> tuple[Doc, Doc
         doc = read_doc(root, f"{where}/{name}.json", f"quantpress.{name}/1")
         if doc.problem and not (root / doc.path).exists() and (reason := _planned_reason(plan)):
             doc = Doc(doc.path, None, reason)
+        manifest = f"artifacts/packages/{plan.get('cell')}/deploy/manifest.json"
+        now = read_doc(root, manifest, None).raw("checkpoint", "digest")
+        then = doc.raw("package_digest")
+        if now and then and now != then:
+            stale = (
+                f"stale: {doc.path} was measured on checkpoint {str(then)[:12]}, the package now has {str(now)[:12]}"
+            )
+            doc = Doc(doc.path, None, f"{stale}; run `uv run dvc repro`")
         docs.append(doc)
     return docs[0], docs[1]
 
@@ -281,18 +289,22 @@ def _ratio(doc: Doc, key: str) -> Fact:
     return fact
 
 
+def _no_backend(doc: Doc) -> str:
+    return doc.problem or "the server's log names none"
+
+
 def _server(evaluation: Doc, bench: Doc) -> dict[str, Any]:
     """What served the cell: evaluate's server, else benchmark's; and both commands."""
     doc, keys = (evaluation, ("server",)) if evaluation.mapping("server") else (bench, ("server", "candidate"))
     kernels = [plain(k) for k in doc.items(*keys, "kernels")]
     both = (evaluation, bench)
-    reason = next((d.problem for d in both if d.problem), f"{doc.path} has no server.kernels")
+    reason = next((d.problem for d in both if d.problem), "the server's log names no kernel for linear layers")
     startup = doc.raw(*keys, "startup_s")
     commands = {"evaluate": evaluation.raw("server", "command")}
     commands |= {f"benchmark, {s}": bench.raw("server", s, "command") for s in ("candidate", "baseline")}
     return {
         "runtime": doc.raw(*keys, "runtime"),
-        "attention_backend": doc.raw(*keys, "attention_backend"),
+        "attention_backend": doc.raw(*keys, "attention_backend") or f"not measured ({_no_backend(doc)})",
         "kernels": kernels,
         "kernels_not_measured": None if kernels else reason,
         "startup_s": measured(startup) if is_number(startup) else absent(reason),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -17,9 +16,10 @@ import yaml
 
 from pipeline import host, jsonio
 from pipeline.errors import WorkError
+from pipeline.guard import Guarded
 from pipeline.making import arguments
 from pipeline.package import Cell
-from pipeline.program import first_line, lock_sha256, run_main, versions
+from pipeline.program import lock_sha256, run_main, versions
 from pipeline.runstage import child_env
 from pipeline.serving import Server
 from pipeline.specs import Workload, load_params
@@ -27,7 +27,6 @@ from pipeline.timing import DEFINITIONS, compare
 
 # AIPerf fails with HF_HUB_OFFLINE=1 on a tokenizer folder, so the variable is left out of its environment.
 AIPERF_DROPS = ("HF_HUB_OFFLINE",)
-LEG_TIMEOUT_S = 3600.0
 
 
 def main() -> None:
@@ -67,6 +66,7 @@ def main() -> None:
         **cell._asdict(),
         "baseline": baseline.name,
         "is_baseline": cell == baseline,
+        "package_digest": jsonio.read_json(cell.deploy / "manifest.json")["checkpoint"]["digest"],
         "definitions": DEFINITIONS,
         "client": {"tool": f"aiperf {versions('aiperf').get('aiperf')}", "endpoint": "completions, streamed"},
         "prompts": "synthetic, distinct, another seed for every leg; see server.*.prefix_cache_hit_rate",
@@ -91,13 +91,13 @@ def run_workload(
     name: str, workload: Workload, servers: dict[str, Server], cell: Cell, scratch: Path
 ) -> dict[str, Any]:
     """Time every leg of the order (A baseline, B candidate) and compare point by point."""
-    requests: dict[str, dict[str, list[dict[str, Any]]]] = {"A": {}, "B": {}}
+    requests: dict[str, dict[str, list[list[dict[str, Any]]]]] = {"A": {}, "B": {}}
     legs = []
     for number, side in enumerate(workload.order):
         folder = scratch / f"{name}.{number}{side}"
         found = run_leg(workload, servers[side], cell, folder, seed=1000 * number + 7)
         for point_name, rows in found.items():
-            requests[side].setdefault(point_name, []).extend(rows)
+            requests[side].setdefault(point_name, []).append(rows)
         means = {p: _mean([r["e2e_ms"] for r in rows if not r["error"]]) for p, rows in found.items()}
         legs.append({"side": side, "e2e_ms_mean": means})
         print(f"{name} leg {number + 1}/{len(workload.order)} ({side}): {means}", flush=True)
@@ -138,26 +138,31 @@ def run_leg(workload: Workload, server: Server, cell: Cell, folder: Path, seed: 
     folder.mkdir(parents=True)
     config = folder / "aiperf.yaml"
     config.write_text(yaml.safe_dump(aiperf_config(workload, server, cell, folder, seed), sort_keys=False), "utf-8")
-    env = {k: v for k, v in child_env().items() if k not in AIPERF_DROPS}
+    env = {k: v for k, v in child_env(HF_HUB_DISABLE_TELEMETRY="1").items() if k not in AIPERF_DROPS}
     tool = Path(sys.executable).with_name("aiperf")
     log = folder / "aiperf.log"
-    with log.open("wb") as sink:
-        try:
-            code = subprocess.run(
-                [str(tool), "profile", "--config", str(config)],
-                env=env | {"HF_HUB_DISABLE_TELEMETRY": "1"}, stdin=subprocess.DEVNULL, stdout=sink,
-                stderr=subprocess.STDOUT, timeout=LEG_TIMEOUT_S, check=False,
-            ).returncode  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as error:
+    limit_s = leg_limit_s(workload)
+    start = time.monotonic()
+    with log.open("wb") as sink, Guarded([str(tool), "profile", "--config", str(config)], env, sink) as job:
+        while (code := job.process.poll()) is None:
             server.check_alive("during the benchmark")
-            raise WorkError(f"AIPerf did not finish: {first_line(error)}; its log is {log}.") from None
-    server.check_alive("during the benchmark")
+            if time.monotonic() - start > limit_s:
+                raise WorkError(
+                    f"{server.cell.name} did not finish a leg within {limit_s:.0f} s; logs {server.log}, {log}."
+                )
+            time.sleep(0.5)
     export = folder / "profile_export.jsonl"
     if code != 0 or not export.is_file():
         raise WorkError(
             f"AIPerf ended with exit code {code} and {'an' if export.is_file() else 'no'} export; log {log}."
         )
     return read_export(export)
+
+
+def leg_limit_s(workload: Workload) -> float:
+    """Return how long a leg may take: two minutes, and for every round of requests half a second a token."""
+    rounds = sum((p.requests + p.warmup) / p.concurrency for p in workload.points)
+    return 120 + rounds * (0.5 * workload.output_tokens + 0.02 * workload.prompt_tokens)
 
 
 def aiperf_config(workload: Workload, server: Server, cell: Cell, folder: Path, seed: int) -> dict[str, Any]:

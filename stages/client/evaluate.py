@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
-import os
 import shutil
 import time
 from pathlib import Path
@@ -15,14 +14,14 @@ import yaml
 
 from pipeline import fidelity, host, jsonio
 from pipeline.canary import judge
-from pipeline.errors import InputError, WorkError
+from pipeline.errors import InputError, WorkError, unknown
 from pipeline.fidelity import Logprobs
 from pipeline.making import arguments
 from pipeline.package import Cell
 from pipeline.paired import compare_items
-from pipeline.program import lock_sha256, run_main, versions
+from pipeline.program import first_line, lock_sha256, run_main, versions
 from pipeline.serving import Server
-from pipeline.specs import Params, load_params
+from pipeline.specs import Params, Task, load_params
 
 HERE = Path("stages/client")
 WINDOWS_IN_FLIGHT = 4
@@ -36,7 +35,7 @@ def main() -> None:
     cell.check(params)
     baseline = Cell(cell.model, params.baseline, cell.runtime, cell.target)
     raw = Path("artifacts/raw") / cell.name / "eval"
-    reference = None if cell == baseline else Path("artifacts/raw") / baseline.name / "eval"
+    reference = None if cell == baseline else Path("artifacts/raw") / baseline.name / "eval/reference"
     if reference and not reference.is_dir():
         raise InputError(f"{reference} is missing. Run `uv run dvc repro evaluate@{baseline.name}` first.")
     scratch = Path(".quantpress/scratch") / f"eval.{cell.name}"
@@ -116,7 +115,8 @@ def run_fidelity(server: Server, cell: Cell, params: Params, reference: Path | N
     with concurrent.futures.ThreadPoolExecutor(WINDOWS_IN_FLIGHT) as pool:
         answers = list(pool.map(read, rows))
     mine = to_arrays(rows, answers, k)
-    np.savez_compressed(scratch / "logprobs.npz", **mine._asdict())
+    (scratch / "reference").mkdir()
+    np.savez_compressed(scratch / "reference/logprobs.npz", **mine._asdict())
     theirs = None
     if reference:
         with np.load(reference / "logprobs.npz", allow_pickle=False) as stored:
@@ -153,59 +153,86 @@ def run_tasks(
             reason = "needs data from the hub; " if task.hub else ""
             not_run[name] = f"not measured ({reason}add it to evaluation.tasks in params.yaml to run it)"
             continue
-        samples = harness(server, cell, task.lm_eval, task.limit, task.num_fewshot)
-        scores = {str(s["doc"].get("id", s["doc_id"])): float(s["acc"]) for s in samples}
-        lines = "".join(json.dumps(_slim(s)) + "\n" for s in samples)
+        samples = harness(server, cell, task)
+        scores = item_scores(samples, task)
+        lines = "".join(json.dumps(_slim(s)) + "\n" for rows in samples.values() for s in rows)
         jsonio.write_text(scratch / f"samples.{name}.jsonl", lines)
-        jsonio.write_json(scratch / f"scores.{name}.json", scores)
+        jsonio.write_json(scratch / "reference" / f"scores.{name}.json", scores)
         theirs = jsonio.read_json(reference / f"scores.{name}.json") if reference else None
         found[name] = {"lm_eval": task.lm_eval, **compare_items(theirs, scores)}
         print(f"{name}: accuracy {found[name]['accuracy']:.3f} of {len(scores)}", flush=True)
     return found, not_run
 
 
-def harness(server: Server, cell: Cell, task: str, limit: int | None, num_fewshot: int | None) -> list[dict[str, Any]]:
-    """Run one lm-eval task against the server and return its per-item samples.
+def item_scores(samples: dict[str, list[dict[str, Any]]], task: Task) -> dict[str, float]:
+    """Return `{subtask/item: score}` of the task's metric and filter.
+
+    Raises:
+        InputError: the samples have no such metric or filter; what they have is named.
+        WorkError: two items have one key, so that pairing would be wrong.
+    """
+    scores: dict[str, float] = {}
+    for subtask, rows in samples.items():
+        chosen = [r for r in rows if r.get("filter", "none") == task.filter]
+        if not chosen:
+            raise unknown("filter", task.filter, {r.get("filter", "none") for r in rows}, f"lm-eval task {subtask}")
+        for row in chosen:
+            if task.metric not in row:
+                raise unknown("metric", task.metric, row.get("metrics") or row, f"lm-eval task {subtask}")
+            key = f"{subtask}/{row['doc'].get('id', row['doc_id'])}"
+            if key in scores:
+                raise WorkError(f"lm-eval gave item {key} twice; items cannot be paired.")
+            scores[key] = float(row[task.metric])
+    return scores
+
+
+def harness(server: Server, cell: Cell, task: Task) -> dict[str, list[dict[str, Any]]]:
+    """Run one lm-eval task or group against the server and return its samples by subtask.
 
     Raises:
         InputError: lm-eval does not know the task.
-        WorkError: fewer items came back than were asked.
+        WorkError: the server died or stopped answering, or no item came back.
     """
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager(include_path=str(HERE / "tasks"))
-    if task not in manager.all_tasks:
-        from pipeline.errors import unknown
-
-        raise unknown("lm-eval task", task, manager.all_tasks, "lm-eval or stages/client/tasks")
+    if task.lm_eval not in manager.all_tasks:
+        raise unknown("lm-eval task", task.lm_eval, manager.all_tasks, "lm-eval or stages/client/tasks")
+    serve = yaml.safe_load((cell.deploy / "serve.yaml").read_text(encoding="utf-8"))
     options = {
         "model": cell.model,
         "base_url": f"{server.url}/v1/completions",
         "tokenizer": f"artifacts/models/{cell.model}",
         "tokenized_requests": True,
         "num_concurrent": 2,
-        "max_length": 2047,
+        "max_length": int(serve.get("max-model-len", 2048)) - 1,
         "timeout": 300,
         "max_retries": 2,
     }
-    done = simple_evaluate(
-        model="local-completions", model_args=options, tasks=[task], task_manager=manager, batch_size=64,
-        limit=limit, num_fewshot=num_fewshot, log_samples=True, bootstrap_iters=0,
-        random_seed=0, numpy_random_seed=0, torch_random_seed=0, fewshot_random_seed=0,
-    )  # fmt: skip
-    samples = [s for rows in done["samples"].values() for s in rows] if done else []
-    if not samples:
-        raise WorkError(f"lm-eval gave no samples for {task}.")
+    try:
+        done = simple_evaluate(
+            model="local-completions", model_args=options, tasks=[task.lm_eval], task_manager=manager, batch_size=64,
+            limit=task.limit, num_fewshot=task.num_fewshot, log_samples=True, bootstrap_iters=0,
+            random_seed=0, numpy_random_seed=0, torch_random_seed=0, fewshot_random_seed=0,
+        )  # fmt: skip
+    except Exception as error:
+        time.sleep(1.0)
+        server.check_alive(f"during {task.lm_eval}")
+        raise WorkError(f"lm-eval stopped in {task.lm_eval}: {first_line(error)}; server log {server.log}.") from error
+    samples: dict[str, list[dict[str, Any]]] = dict(done["samples"]) if done else {}
+    if not any(samples.values()):
+        raise WorkError(f"lm-eval gave no samples for {task.lm_eval}.")
     return samples
 
 
 def _slim(sample: dict[str, Any]) -> dict[str, Any]:
     """Keep what a reader needs to check an item: the document, its score, the log-likelihoods of the choices."""
-    kept = {key: sample[key] for key in ("doc_id", "doc", "target", "acc", "filtered_resps") if key in sample}
-    return json.loads(json.dumps(kept, default=str))
+    kept = {
+        key: sample[key] for key in ("doc_id", "doc", "target", "acc", "exact_match", "filtered_resps") if key in sample
+    }
+    return dict(json.loads(json.dumps(kept, default=str)))
 
 
 if __name__ == "__main__":
-    os.environ |= {"HF_DATASETS_OFFLINE": os.environ.get("HF_DATASETS_OFFLINE", "0")}
     run_main(main)

@@ -26,6 +26,7 @@ def quantize(source: Path, out: Path, recipe: dict[str, Any], calib_ids: list[li
         **(recipe.get("options") or {}),
     )
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
-    model = GPTQModel.load(str(source), config, device=device)
+    remote = bool(recipe.get("trust_remote_code"))
+    model = GPTQModel.load(str(source), config, device=device, trust_remote_code=remote)
     model.quantize([{"input_ids": row, "attention_mask": [1] * len(row)} for row in calib_ids], batch_size=32)
     model.save(str(out))

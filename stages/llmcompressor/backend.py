@@ -75,7 +75,8 @@ def quantize(source: Path, out: Path, recipe: dict[str, Any], calib_ids: list[li
         # llm-compressor 0.14 pins memory without asking for a GPU: "Cannot access accelerator device when none
         # is available" (AWQ). Without an accelerator pinning has no meaning, so it is left out.
         IntermediatesCache.pin_memory = lambda self, *a, **k: None  # type: ignore[method-assign]
-    model = AutoModelForCausalLM.from_pretrained(source, dtype="auto")
+    remote = bool(recipe.get("trust_remote_code"))
+    model = AutoModelForCausalLM.from_pretrained(source, dtype="auto", trust_remote_code=remote)
     data: dict[str, Any] = {}
     if calib_ids:
         rows = {"input_ids": calib_ids, "attention_mask": [[1] * len(row) for row in calib_ids]}

@@ -29,7 +29,8 @@ def batches(rows: list[list[int]]) -> list[list[list[int]]]:
 def quantize(source: Path, out: Path, recipe: dict[str, Any], calib_ids: list[list[int]], seed: int) -> None:
     """Quantize the checkpoint `source` into `out`; `calib_ids` is `[samples][tokens]`."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_pretrained(source, dtype="auto")
+    remote = bool(recipe.get("trust_remote_code"))
+    model = AutoModelForCausalLM.from_pretrained(source, dtype="auto", trust_remote_code=remote)
     model.eval()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model.to(device)

@@ -31,9 +31,9 @@ def main() -> None:
     out = Path("calib_data") / f"{args.set}.{args.model}"
     held_out = Path("calib_data") / f"{params.evaluation.held_out}.{args.model}" / "tokens.json"
     against = [] if args.set == params.evaluation.held_out else jsonio.read_json(held_out)["input_ids"]
-    plain, chat = tokenize(documents, spec, tokenizer)
+    plain, chat = tokenize(documents, spec, tokenizer, model.instruct)
     rows, dropped = draw_rows(plain, chat, spec, against)
-    card = make_card(args.set, args.model, spec, rows, revisions, bool(chat) and model.instruct)
+    card = make_card(args.set, args.model, spec, rows, revisions, bool(chat))
     card["overlap_with_held_out"] = (
         f"none of {OVERLAP_TOKENS} tokens; {dropped} windows that shared some were left out"
         if against
@@ -47,11 +47,14 @@ def main() -> None:
 
 
 def tokenize(
-    documents: list[Document], spec: CalibSet, tokenizer: PreTrainedTokenizerBase
+    documents: list[Document], spec: CalibSet, tokenizer: PreTrainedTokenizerBase, instruct: bool
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the ids of each document as plain text and as the answer of a chat (empty without a chat template)."""
+    """Return the ids of each document as plain text and as the answer of a chat.
+
+    The second is empty for a base model, without a chat template, and when no chat rows are wanted.
+    """
     plain = [tokenizer(d.text, add_special_tokens=False, verbose=False)["input_ids"] for d in documents]
-    if tokenizer.chat_template is None or spec.chat_share == 0:
+    if not instruct or tokenizer.chat_template is None or spec.chat_share == 0:
         return plain, []
     chat = []
     for document in documents:

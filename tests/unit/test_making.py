@@ -143,7 +143,7 @@ def test_a_package_holds_the_checkpoint_by_digest_and_serves_from_its_own_option
     assert options["max-model-len"] == 2048
     script = (cell.deploy / "launch.sh").read_text()
     assert script == launch_script(cell, params.targets["cpu"], folder)
-    assert "uv run --project stages/vllm_cpu --locked" in script
+    assert "stages/vllm_cpu/.venv/bin/python -m vllm" in script
     assert "HF_HUB_OFFLINE=1" in script
 
 

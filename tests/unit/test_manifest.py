@@ -68,6 +68,17 @@ def test_a_package_whose_making_was_cut_off_is_no_package(package: Path, tmp_pat
         manifest.verify(package, tmp_path)
 
 
+@pytest.mark.parametrize("content", [{}, [], {"files": {}}, {"files": {"a": 1}, "checkpoint": {}}])
+def test_a_file_that_is_no_manifest_is_refused(content: object, package: Path) -> None:
+    jsonio.write_json(package / "manifest.json", content)
+    with pytest.raises(InputError, match="is no package manifest"):
+        manifest.verify(package)
+
+
+def test_a_copied_tree_verifies_from_its_own_path(package: Path, tmp_path: Path) -> None:
+    assert manifest.verify(package)["checkpoint"]["path"] == "artifacts/checkpoints/m.r"
+
+
 def test_a_missing_checkpoint_is_named(package: Path, tmp_path: Path) -> None:
     (tmp_path / "artifacts/checkpoints/m.r").rename(tmp_path / "elsewhere")
     with pytest.raises(WorkError, match="checkpoint .* is missing"):

@@ -127,7 +127,7 @@ def _requests(e2e_ms: list[float], tokens: int = 8) -> list[dict[str, object]]:
 
 
 def test_throughput_is_tokens_over_the_wall_time_of_the_window() -> None:
-    found = point(_requests([1000.0] * 5), 8)
+    found = point([_requests([1000.0] * 5)], 8)
     assert found["output_tok_s"] == pytest.approx(8.0)
     assert found["request_s"] == pytest.approx(1.0)
     assert found["output_tokens_ok"]
@@ -136,15 +136,15 @@ def test_throughput_is_tokens_over_the_wall_time_of_the_window() -> None:
 def test_short_answers_and_errors_are_seen() -> None:
     rows = _requests([10.0] * 4)
     rows[0]["output_tokens"] = 7
-    assert not point(rows, 8)["output_tokens_ok"]
+    assert not point([rows], 8)["output_tokens_ok"]
     rows[1]["error"] = "500"
-    assert point(rows, 8)["errors"] == 1
+    assert point([rows], 8)["errors"] == 1
 
 
 def test_twice_as_fast_is_a_ratio_of_two() -> None:
     rng = np.random.default_rng(5)
     slow = [float(x) for x in 1000 + rng.normal(0, 20, 40)]
-    found = compare(_requests([x / 2 for x in slow]), _requests(slow), 8)
+    found = compare([_requests([x / 2 for x in slow])], [_requests(slow)], 8)
     assert found["ratio"]["output_tok_s"] == pytest.approx(2.0)
     assert found["ratio"]["e2e_ms"] == pytest.approx(0.5)
     low, high = found["ratio_ci95"]["output_tok_s"]
@@ -160,6 +160,7 @@ def test_ratios_of_nothing_are_null_not_numbers() -> None:
 @pytest.mark.parametrize(("text", "reason"), [
     ("", "empty"),
     ("the sea " * 30, "repeated"),
+    ("the " * 11, "repeated"),
     ("a" * 40, "repeated"),
     ("日本語の文章です、これは英語ではありません", "not English"),
 ])  # fmt: skip
@@ -181,3 +182,29 @@ def test_canary_fails_when_nothing_ever_ends() -> None:
     prompts = [{"id": "a", "prompt": "?", "max_tokens": 8}]
     found = judge(prompts, [{"text": "on and on", "finish_reason": "length"}])
     assert found["failures"][0]["reason"].startswith("endless")
+
+
+def test_canary_fails_when_all_but_one_answer_run_on() -> None:
+    prompts = [{"id": str(i), "prompt": "?", "max_tokens": 8} for i in range(24)]
+    answers = [{"text": "The sea is wide and blue.", "finish_reason": "length"}] * 23
+    found = judge(prompts, [*answers, {"text": "It ends.", "finish_reason": "stop"}])
+    assert found["failures"][0]["reason"] == "endless: 1 answers ended by themselves"
+
+
+def test_the_same_server_in_abba_order_has_a_ratio_of_one() -> None:
+    legs = [_requests([100.0, 110.0, 90.0, 105.0, 95.0, 100.0]) for _ in range(4)]
+    for number, leg in enumerate(legs):
+        for row in leg:
+            row["start_ns"] += number * 10**10  # type: ignore[operator]
+            row["end_ns"] += number * 10**10  # type: ignore[operator]
+    found = compare([legs[1], legs[2]], [legs[0], legs[3]], 8)
+    assert found["ratio"]["output_tok_s"] == pytest.approx(1.0)
+    low, high = found["ratio_ci95"]["output_tok_s"]
+    assert low < 1.0 < high
+    assert found["baseline"]["output_tok_s"] == pytest.approx(8 * 6 / 0.6)
+
+
+def test_one_item_has_no_interval_and_no_nan() -> None:
+    found = compare_items({"a": 1.0}, {"a": 0.0})
+    assert found["delta_pp_ci95"] is None
+    assert found["stderr"] is None

@@ -43,7 +43,27 @@ CASES = {
         lambda r: r["recipes"]["int8"].update(backend="llmcompresor"), ["Did you mean 'llmcompressor'"]),
     "unknown format": (lambda r: r["recipes"]["int8"].update(format="int8-w8a16"), ["Did you mean 'int8-w8a8'"]),
     "algorithm of another backend": (
-        lambda r: r["recipes"]["gptq"].update(algorithm="awq"), ["algorithm of backend gptqmodel 'awq'", "gptq"]),
+        lambda r: r["recipes"]["gptq"].update(algorithm="awq"),
+        ["recipes.gptq: gptqmodel does not make int4-w4a16 by 'awq'", "It makes: int4-w4a16 by gptq"]),
+    "a format of another backend": (
+        lambda r: r["recipes"]["fp8"].update(format="int4-w4a16", group_size=64),
+        ["modelopt does not make int4-w4a16", "It makes: fp8-tensor by max"]),
+    "more samples than the set has": (
+        lambda r: r["recipes"]["awq"].update(calib_samples=999), ["wants 999 samples, its set has 128"]),
+    "a measured row without its baseline": (
+        lambda r: r["matrix"][0]["recipes"].remove("bf16"), ["measure: true needs the baseline 'bf16'"]),
+    "nothing to time": (lambda r: r.update(benchmark=[]), ["benchmark names no workload", "smoke-64-24"]),
+    "two points of one concurrency": (
+        lambda r: r["workloads"]["smoke-64-24"]["points"][1].update(concurrency=1), ["two points of one concurrency"]),
+    "a workload longer than the context": (
+        lambda r: r["workloads"]["smoke-64-24"].update(prompt_tokens=4000), ["needs 4024 tokens", "2048"]),
+    "a misspelt device under serving": (
+        lambda r: r["serving"].update({"vllm-cpuu": {}}), ["Did you mean 'vllm-cpu'"]),
+    "a model from a text file": (
+        lambda r: r["models"]["smollm2-135m"].update(source="file:x.txt"), ["a file: source cannot stand here"]),
+    "a gpu without its facts": (lambda r: r["targets"]["h200"].pop("sm"), ["targets.h200", "a cuda target needs sm"]),
+    "a hub model without organisation": (
+        lambda r: r["models"]["smollm2-135m"].update(source="hf:gpt2@" + "0" * 40), ["names no organisation"]),
     "a dot in an id": (
         lambda r: r["models"].update({"llama-3.1": r["models"]["smollm2-135m"]}), ["id 'llama-3.1'", "no dots"]),
     "no group size": (lambda r: r["recipes"]["int4"].pop("group_size"), ["recipes.int4", "needs a group_size"]),
@@ -73,7 +93,14 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"params\.yaml is missing"):
         load_params(tmp_path / "params.yaml")
     (tmp_path / "params.yaml").write_text("a: [", encoding="utf-8")
-    with pytest.raises(InputError, match="not valid YAML"):
+    with pytest.raises(InputError, match="not valid YAML") as caught:
+        load_params(tmp_path / "params.yaml")
+    assert "\n" not in str(caught.value)
+    (tmp_path / "params.yaml").write_text("recipes: {a: 1, a: 2}", encoding="utf-8")
+    with pytest.raises(InputError, match="the key 'a' stands twice"):
+        load_params(tmp_path / "params.yaml")
+    (tmp_path / "params.yaml").write_bytes(b"a: \xff")
+    with pytest.raises(InputError, match="is not UTF-8"):
         load_params(tmp_path / "params.yaml")
 
 
