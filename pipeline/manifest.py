@@ -77,7 +77,8 @@ def verify(package: Path, root: Path | None = None) -> dict[str, Any]:
     else:
         wrong += differences(checkpoint, manifest["checkpoint"]["files"])
     if wrong:
-        raise WorkError(f"{package} is not what its manifest says: " + "; ".join(wrong[:10]) + ".")
+        said = "; ".join(wrong[:10]).replace(f"{root}/", "")
+        raise WorkError(f"{package} is not what its manifest says: {said}. Make it again: `uv run dvc repro`.")
     return dict(manifest)
 
 

@@ -30,3 +30,5 @@ def quantize(source: Path, out: Path, recipe: dict[str, Any], calib_ids: list[li
     model = GPTQModel.load(str(source), config, device=device, trust_remote_code=remote)
     model.quantize([{"input_ids": row, "attention_mask": [1] * len(row)} for row in calib_ids], batch_size=32)
     model.save(str(out))
+    # Its per-layer log holds durations: other bytes at every run of the same input. The losses are in the stage's log.
+    (out / "quant_log.csv").unlink(missing_ok=True)
