@@ -48,6 +48,13 @@ class Hub:
         path = request.path.partition("?")[0]
         self.paths.append(path)
         self.tokens.add(request.headers.get("Authorization"))
+        if "/tree/" in path:
+            tree = [
+                {"type": "file", "path": p.name, "size": p.stat().st_size, "oid": "0" * 40}
+                for p in sorted(self.folder.iterdir())
+            ]
+            self._send(request, 200, json.dumps(tree).encode(), {}, body)
+            return
         if path.startswith("/api/models/"):
             files = [{"rfilename": p.name, "size": p.stat().st_size} for p in sorted(self.folder.iterdir())]
             self._send(
