@@ -7,6 +7,7 @@ the starter, runs the command in a session of its own, and ends the whole proces
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
@@ -69,13 +70,21 @@ def _end_group(child: subprocess.Popen[bytes]) -> None:
             time.sleep(0.1)
 
 
+def _die_with_watcher() -> None:
+    """Ask Linux to end the command when the watcher itself is killed; other systems have no such call."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def watch(pipe: int, command: list[str]) -> int:
     """Run `command` until it ends or until `pipe` closes; return its exit code."""
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # A handler, not SIG_IGN: an ignored signal would be inherited by the command.
         signal.signal(sig, lambda *_: None)
     try:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_watcher
+        )
     except OSError as error:
         print(f"cannot start {command[0]}: {error}", file=sys.stderr, flush=True)
         return 127

@@ -121,7 +121,7 @@ def test_a_killed_evaluate_leaves_nothing_running_and_runs_again(ended) -> None:
         assert time.time() - started < 120
         time.sleep(0.5)
     family = psutil.Process(job.pid).children(recursive=True)
-    stage = next(p for p in family if "stages.client.evaluate" in " ".join(p.cmdline()) and "python" in p.name())
+    stage = next(p for p in family if p.cmdline()[1:3] == ["-m", "stages.client.evaluate"])
     servers = [p for p in stage.children(recursive=True)]
     stage.send_signal(signal.SIGKILL)
     assert job.wait(60) != 0

@@ -71,6 +71,17 @@ def test_kill_9_of_the_starter_ends_the_group(tmp_path: Path) -> None:
     assert _wait_for(lambda: _gone(pids), 40)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+def test_kill_9_of_the_watcher_ends_the_command(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        job = Guarded([sys.executable, "-c", FAMILY, str(tmp_path / "pids")], dict(os.environ), log)
+        command, grandchild = _pids(tmp_path / "pids")
+        job.process.kill()
+        assert _wait_for(lambda: _gone([command]), 20)
+        job.stop()
+        os.kill(grandchild, signal.SIGKILL)
+
+
 def test_the_exit_code_is_the_commands(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log:
         job = Guarded([sys.executable, "-c", "import sys; sys.exit(3)"], dict(os.environ), log)
