@@ -95,9 +95,11 @@ def run_stage(env: str, program: str, arguments: list[str]) -> int:
     name = ".".join([program, *(a for a in arguments if not a.startswith("-"))])
     log = STATE / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
+    if env not in environments():
+        raise unknown("environment", env, environments(), "stages/")
     if not Path(f"stages/{env}/{program}.py").is_file():
         known = [p.stem for p in Path("stages", env).glob("*.py")]
-        raise unknown(f"program of environment {env}", program, known or environments(), f"stages/{env}")
+        raise unknown(f"program of environment {env}", program, known, f"stages/{env}")
     print(f"{name}: log {log}", flush=True)
     start = time.monotonic()
     command = [env_python(env), "-m", f"stages.{env}.{program}", *arguments]
