@@ -371,7 +371,7 @@ def check_recipe(name: str, recipe: Recipe, params: Params, where: str) -> None:
     made = BACKENDS[recipe.backend]
     if (recipe.format, recipe.algorithm) not in made:
         can = "; ".join(f"{f} by {a}" for f, a in made)
-        near = nearest(recipe.algorithm, {a for f, a in made if f == recipe.format}) if recipe.algorithm else ""
+        near = nearest(recipe.algorithm, {a for f, a in made if f == recipe.format})
         raise InputError(
             f"{where}: recipes.{name}: {recipe.backend} does not make {recipe.format} by '{recipe.algorithm}'.{near} "
             f"It makes: {can}."
