@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import host, jsonio, plan
+from pipeline.formats import WEIGHT_BITS
+from pipeline.params import load_params
 from pipeline.runstage import disk_free_bytes, environments
-from pipeline.specs import WEIGHT_BITS, Params, load_params
+from pipeline.specs import Params
 
 # Measured on this project's default environments: torch and its CUDA libraries once, shared by uv's cache.
 SHARED_ENV_BYTES = 6_500_000_000

@@ -19,10 +19,11 @@ from typing import Any
 from pipeline import host, jsonio
 from pipeline.checkpoint import Checkpoint, linear_layers
 from pipeline.errors import InputError, WorkError, unknown
+from pipeline.params import load_params
 from pipeline.plan import why_not_made
 from pipeline.program import lock_sha256, versions
 from pipeline.runstage import need_disk
-from pipeline.specs import Params, Recipe, load_params
+from pipeline.specs import Params, Recipe
 
 Backend = Callable[[Path, Path, dict[str, Any], list[list[int]], int], None]
 WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json")

@@ -14,7 +14,9 @@ import yaml
 
 from pipeline import jsonio
 from pipeline.errors import InputError, unknown
-from pipeline.specs import DATA_FREE, Params, Recipe, Source
+from pipeline.formats import DATA_FREE
+from pipeline.sources import Source
+from pipeline.specs import Params, Recipe
 from pipeline.support import runtimes, verdict
 
 PLAN = Path("pipeline/plan.yaml")

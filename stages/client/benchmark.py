@@ -19,10 +19,11 @@ from pipeline.errors import WorkError
 from pipeline.guard import Guarded
 from pipeline.making import arguments
 from pipeline.package import Cell
+from pipeline.params import load_params
 from pipeline.program import lock_sha256, run_main, versions
 from pipeline.runstage import child_env
 from pipeline.serving import Server
-from pipeline.specs import Workload, load_params
+from pipeline.specs import Workload
 from pipeline.timing import DEFINITIONS, compare
 
 # AIPerf fails with HF_HUB_OFFLINE=1 on a tokenizer folder, so the variable is left out of its environment.

@@ -19,9 +19,10 @@ from pipeline.fidelity import Logprobs
 from pipeline.making import arguments
 from pipeline.package import Cell
 from pipeline.paired import compare_items
+from pipeline.params import load_params
 from pipeline.program import first_line, lock_sha256, run_main, versions
 from pipeline.serving import Server
-from pipeline.specs import Params, Task, load_params
+from pipeline.specs import Params, Task
 
 HERE = Path("stages/client")
 WINDOWS_IN_FLIGHT = 4

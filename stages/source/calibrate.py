@@ -11,8 +11,9 @@ from pipeline import jsonio
 from pipeline.calibration import OVERLAP_TOKENS, Document, draw_rows, make_card
 from pipeline.errors import unknown
 from pipeline.making import arguments
+from pipeline.params import load_params
 from pipeline.program import run_main
-from pipeline.specs import CalibSet, load_params
+from pipeline.specs import CalibSet
 from stages.source.texts import read_documents
 
 

@@ -13,9 +13,11 @@ from pipeline.canary import fault
 from pipeline.checkpoint import Checkpoint
 from pipeline.errors import HostError, InputError, WorkError, unknown
 from pipeline.making import arguments
+from pipeline.params import load_params
 from pipeline.program import run_main, versions
 from pipeline.runstage import need_disk
-from pipeline.specs import Model, Source, load_params
+from pipeline.sources import Source
+from pipeline.specs import Model
 from pipeline.support import need_served_architecture
 
 SCRATCH = Path(".quantpress/scratch")

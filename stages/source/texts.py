@@ -13,7 +13,8 @@ from pathlib import Path
 from pipeline import manifest
 from pipeline.calibration import Document, paragraphs
 from pipeline.errors import HostError, InputError
-from pipeline.specs import CalibSet, Source
+from pipeline.sources import Source
+from pipeline.specs import CalibSet
 
 
 def read_documents(spec: CalibSet) -> tuple[list[Document], dict[str, str]]:

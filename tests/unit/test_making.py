@@ -14,7 +14,8 @@ from pipeline.checkpoint import Checkpoint
 from pipeline.errors import InputError, WorkError
 from pipeline.making import check, copy_side_files, load_calibration, what_changed
 from pipeline.package import Cell, launch_script, serve_options
-from pipeline.specs import Params, load_params
+from pipeline.params import load_params
+from pipeline.specs import Params
 from pipeline.support import need_served_architecture
 
 ROOT = Path(__file__).parents[2]

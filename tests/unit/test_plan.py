@@ -8,7 +8,8 @@ import pytest
 
 from pipeline import plan
 from pipeline.errors import InputError
-from pipeline.specs import Params, load_params
+from pipeline.params import load_params
+from pipeline.specs import Params
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {"hidden_size": 576, "intermediate_size": 1536}

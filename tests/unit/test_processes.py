@@ -16,7 +16,7 @@ from pipeline import runstage, serving
 from pipeline.errors import InputError, WorkError
 from pipeline.guard import Guarded
 from pipeline.package import Cell
-from pipeline.specs import load_params
+from pipeline.params import load_params
 
 ROOT = Path(__file__).parents[2]
 # A family: a child and a grandchild that ignore TERM, as stuck engine processes do.

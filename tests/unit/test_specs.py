@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from pipeline.errors import InputError
-from pipeline.specs import Source, load_params
+from pipeline.params import load_params
+from pipeline.sources import Source
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,0 +1,31 @@
+"""run and probe: what DVC calls."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pipeline.commands import Add
+
+
+def _run(args: argparse.Namespace) -> int:
+    from pipeline.runstage import run_stage
+
+    return run_stage(args.env, args.program, args.arguments)
+
+
+def _probe(args: argparse.Namespace) -> int:
+    from pipeline import host, jsonio
+
+    jsonio.write_json(args.out, host.fingerprint())
+    return 0
+
+
+def register(add: Add) -> None:
+    """Add the commands of this module."""
+    run = add("run", _run, "run a stage program in its locked environment")
+    run.add_argument("env")
+    run.add_argument("program")
+    run.add_argument("arguments", nargs=argparse.REMAINDER)
+    probe = add("probe", _probe, "write this host's fingerprint")
+    probe.add_argument("--out", type=Path, required=True)

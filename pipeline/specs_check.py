@@ -1,0 +1,110 @@
+"""Check what types cannot: references between sections of params.yaml, formats, backends, algorithms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import InputError, nearest, unknown
+from pipeline.formats import BACKENDS, DATA_FREE, FORMATS
+from pipeline.sources import Source
+from pipeline.specs import Params, Recipe
+
+
+def cross_check(params: Params, path: Path) -> None:
+    """Check what types cannot: references between sections, formats, backends, algorithms."""
+    where = str(path)
+    for name, recipe in params.recipes.items():
+        check_recipe(name, recipe, params, where)
+    for name in params.benchmark:
+        _need("workload", name, params.workloads, where)
+    for name in params.evaluation.tasks:
+        _need("task", name, params.tasks, where)
+    _need("calibration set", params.evaluation.held_out, params.calib_sets, where)
+    _need("recipe", params.baseline, params.recipes, where)
+    _check_sources(params, where)
+    _check_workloads(params, where)
+    for row in params.matrix:
+        if row.measure and params.baseline not in row.recipes:
+            raise InputError(f"{where}: a matrix row with measure: true needs the baseline '{params.baseline}'.")
+        tables: list[tuple[str, list[str], dict[str, Any]]] = [
+            ("model", row.models, params.models),
+            ("recipe", row.recipes, params.recipes),
+            ("target", row.targets, params.targets),
+        ]
+        for kind, names, table in tables:
+            for name in names:
+                _need(kind, name, table, where)
+
+
+def _check_sources(params: Params, where: str) -> None:
+    """Check the kind and pin of every source, and what remote code needs."""
+    named: list[tuple[str, list[str], tuple[str, ...]]]
+    named = [(f"models.{n}", [m.source], ("pypi", "hf", "dir")) for n, m in params.models.items()]
+    named += [(f"calib_sets.{n}", c.sources, ("stdlib", "package", "file", "hf")) for n, c in params.calib_sets.items()]
+    for place, texts, kinds in named:
+        for text in texts:
+            try:
+                kind = Source.parse(text).kind
+            except InputError as error:
+                raise InputError(f"{where}: {place}: {error}") from None
+            if kind not in kinds:
+                raise InputError(f"{where}: {place}: a {kind}: source cannot stand here; use {', '.join(kinds)}.")
+    for name, model in params.models.items():
+        if model.trust_remote_code and Source.parse(model.source).kind != "hf":
+            raise InputError(f"{where}: models.{name}: trust_remote_code needs an hf: source at a pinned commit.")
+
+
+def _check_workloads(params: Params, where: str) -> None:
+    """Check that there is something to time, that points differ, and that it fits the server's context."""
+    if not params.benchmark:
+        raise InputError(f"{where}: benchmark names no workload. Known: {', '.join(params.workloads)}.")
+    for key, options in params.serving.items():
+        if key not in ("vllm-cpu", "vllm-cuda"):
+            raise unknown("runtime and device", key, ("vllm-cpu", "vllm-cuda"), f"{where} (serving)")
+        limit = options.get("max-model-len")
+        for name in params.benchmark:
+            workload = params.workloads[name]
+            need = workload.prompt_tokens + workload.output_tokens
+            if limit and need > limit:
+                raise InputError(
+                    f"{where}: workload {name} needs {need} tokens and serving.{key} has max-model-len {limit}."
+                )
+    for name, workload in params.workloads.items():
+        loads = [p.concurrency for p in workload.points]
+        if len(loads) != len(set(loads)):
+            raise InputError(f"{where}: workloads.{name} has two points of one concurrency: {loads}.")
+
+
+def check_recipe(name: str, recipe: Recipe, params: Params, where: str) -> None:
+    """Check one recipe: known format and backend, an algorithm of that backend, calibration where it is needed.
+
+    Raises:
+        InputError: with the nearest known name.
+    """
+    if recipe.format not in FORMATS:
+        raise unknown("format", recipe.format, FORMATS, f"{where} (recipes.{name}.format)")
+    if recipe.backend not in BACKENDS:
+        raise unknown("backend", recipe.backend, BACKENDS, f"{where} (recipes.{name}.backend)")
+    made = BACKENDS[recipe.backend]
+    if (recipe.format, recipe.algorithm) not in made:
+        can = "; ".join(f"{f} by {a}" for f, a in made)
+        near = nearest(recipe.algorithm, {a for f, a in made if f == recipe.format})
+        raise InputError(
+            f"{where}: recipes.{name}: {recipe.backend} does not make {recipe.format} by '{recipe.algorithm}'.{near} "
+            f"It makes: {can}."
+        )
+    if recipe.format == "int4-w4a16" and recipe.group_size is None:
+        raise InputError(f"{where}: recipes.{name} is W4A16 and needs a group_size, for instance 64 or 128.")
+    if recipe.algorithm not in DATA_FREE and recipe.calib_set is None:
+        raise InputError(f"{where}: recipes.{name} ({recipe.algorithm}) needs a calib_set.")
+    if recipe.calib_set is not None:
+        _need("calibration set", recipe.calib_set, params.calib_sets, where)
+        has = params.calib_sets[recipe.calib_set].samples
+        if recipe.calib_samples and recipe.calib_samples > has:
+            raise InputError(f"{where}: recipes.{name} wants {recipe.calib_samples} samples, its set has {has}.")
+
+
+def _need(kind: str, name: str, table: Any, where: str) -> None:
+    if name not in table:
+        raise unknown(kind, name, table, where)
