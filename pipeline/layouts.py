@@ -159,6 +159,24 @@ def _gptq(ck: Checkpoint, layer: str, rows: slice, dims: Dims) -> Floats:
     return _grouped(codes, zeros, _rows(ck, f"{layer}.scales", rows, axis=1), ck.raw(f"{layer}.g_idx"), dims)
 
 
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column that each four bits of an AutoAWQ word hold, lowest bits first
+
+
+def _awq_nibbles(words: NDArray[np.int32]) -> NDArray[np.uint8]:
+    """Unpack AutoAWQ's words `[rows, n]` to `[rows, 8n]` unsigned 4-bit numbers in column order."""
+    found = nibbles(words).reshape(len(words), -1, 8)
+    out = np.empty_like(found)
+    out[..., AWQ_ORDER] = found
+    return out.reshape(len(words), -1)
+
+
+def _awq(ck: Checkpoint, layer: str, rows: slice, dims: Dims) -> Floats:
+    """AutoAWQ's GEMM form: W transposed, words along `out` in an interleaved order, zero points likewise."""
+    codes = _awq_nibbles(ck.raw(f"{layer}.qweight"))[:, : dims["out"]][:, rows].T
+    zeros = _awq_nibbles(ck.raw(f"{layer}.qzeros"))[:, : dims["out"]][:, rows].T.astype(np.float32)
+    return _grouped(codes, zeros, _rows(ck, f"{layer}.scales", rows, axis=1), None, dims)
+
+
 def _compressed(
     fmt: str,
     form: str,
@@ -258,6 +276,18 @@ LAYOUTS: tuple[Layout, ...] = (
             {key: key for key in ("bits", "group_size", "sym", "desc_act", "lm_head", "checkpoint_format")},
         ),
     ),
+    Layout(
+        "awq",
+        "int4-w4a16",
+        (
+            Part("qweight", "packed", ("I32",), ("in", "out/8")),
+            Part("scales", "scale", ("F16", "BF16"), ("groups", "out")),
+            Part("qzeros", "zero-point", ("I32",), ("groups", "out/8")),
+        ),
+        {"bits": (4,), "group_size": (GROUP,), "version": ("gemm",), "zero_point": (True,)},
+        _awq,
+        ignore="modules_to_not_convert",
+    ),
 )  # fmt: skip
 
 
@@ -269,6 +299,8 @@ def find_layout(method: Any, fmt: str) -> Layout | None:
 def ignore_list(layout: Layout, qconfig: Mapping[str, Any]) -> list[str]:
     """Return the modules that the config says were left alone: names, globs, or `re:` patterns."""
     entries = qconfig.get(layout.ignore)
+    if layout.method == "awq":  # AutoAWQ never packs the head and does not say so
+        return ["lm_head", *map(str, entries or [])]
     if layout.method != "gptq":
         return [str(entry) for entry in entries] if isinstance(entries, list) else []
     # GPTQModel has no list: a flag for the head, and `dynamic` keys that start with "-:" for everything else.

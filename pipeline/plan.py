@@ -7,6 +7,7 @@ The plan is a pure function of params.yaml, support.yaml and the committed facts
 from __future__ import annotations
 
 import itertools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ PLAN = Path("pipeline/plan.yaml")
 HEADER = "# Generated from params.yaml by `python -m pipeline plan`. Do not edit; `plan --check` fails when stale.\n"
 # Where a runtime's server for a device lives.
 SERVER_ENVS = {("vllm", "cpu"): "vllm_cpu"}
-SUCCESSORS = {"auto-gptq": "gptqmodel", "autoawq": "llmcompressor"}
+# auto-gptq cannot quantize without CUDA and is archived, so its maintained successor makes its recipes.
+SUCCESSORS = {"auto-gptq": "gptqmodel"}
 
 
 def make_plan(params: Params, configs: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -80,9 +82,21 @@ def facts_path(model: str) -> str:
 
 
 def local_path(sources: list[str]) -> str:
-    """Return the first local file or folder of some sources, which DVC must watch, else a file that never matters."""
+    """Return what DVC must watch of some sources: the local file or folder, the folder that holds several of them.
+
+    Without a local source it is a file that never matters.
+
+    Raises:
+        InputError: several local sources whose only common folder is the repository itself or the disk's root.
+    """
     found = [Source.parse(text).name for text in sources if text.startswith(("dir:", "file:"))]
-    return found[0] if found else "stages/source/pyproject.toml"
+    if len(found) < 2:
+        return found[0] if found else "stages/source/pyproject.toml"
+    kinds = {Path(name).is_absolute() for name in found}
+    common = os.path.commonpath(found) if len(kinds) == 1 else ""
+    if common in ("", ".", os.sep):
+        raise InputError(f"Put {', '.join(found)} in one folder: DVC watches the folder that holds them.")
+    return common
 
 
 def checkpoint_path(model: str, recipe_id: str, recipe: Recipe) -> str:

@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -64,14 +63,28 @@ def _install(env: str, folder: Path) -> None:
     uv = shutil.which("uv")
     if uv is None:
         raise HostError("`uv` is not on PATH; it installs the locked environments. Run `pip install uv`.")
-    print(f"installing environment {env} from {folder}/uv.lock", flush=True)
-    done = subprocess.run(
-        [uv, "sync", "--project", str(folder), "--locked", "--no-dev", "--quiet"], env=child_env(),
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode != 0:
-        last = [line for line in done.stderr.splitlines() if line.strip()][-3:]
+    log = STATE / "logs" / f"install.{env}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    print(f"installing environment {env} from {folder}/uv.lock: log {log}", flush=True)
+    command = [uv, "sync", "--project", str(folder), "--locked", "--no-dev"]
+    with log.open("wb") as sink, Guarded(command, child_env(), sink) as job:
+        code = _wait(job, f"installing {env}", log)
+    if code != 0:
+        said = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        last = [line.strip() for line in said if line.strip()][-3:]
         raise WorkError(f"Installing environment {env} failed: {' '.join(last)} Run it again; uv keeps what it has.")
+
+
+def _wait(job: Guarded, name: str, log: Path) -> int:
+    """Wait for `job`, print a line with its last word every HEARTBEAT_S, and return its exit code."""
+    start = time.monotonic()
+    beat = start + HEARTBEAT_S
+    while (code := job.process.poll()) is None:
+        time.sleep(0.2)
+        if time.monotonic() >= beat:
+            beat += HEARTBEAT_S
+            print(f"{name}: {time.monotonic() - start:.0f} s  {last_line(log)}", flush=True)
+    return code
 
 
 def child_env(**extra: str) -> dict[str, str]:
@@ -105,12 +118,7 @@ def run_stage(env: str, program: str, arguments: list[str]) -> int:
     command = [env_python(env), "-m", f"stages.{env}.{program}", *arguments]
     setup_s = time.monotonic() - start
     with log.open("wb") as sink, Guarded(command, child_env(), sink) as job:
-        beat = start + HEARTBEAT_S
-        while (code := job.process.poll()) is None:
-            time.sleep(0.2)
-            if time.monotonic() >= beat:
-                beat += HEARTBEAT_S
-                print(f"{name}: {time.monotonic() - start:.0f} s  {last_line(log)}", flush=True)
+        code = _wait(job, name, log)
     wall_s = time.monotonic() - start
     with (STATE / "times.jsonl").open("a", encoding="utf-8") as times:
         times.write(

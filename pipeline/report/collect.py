@@ -10,13 +10,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pipeline.calibration import FEW_SAMPLES
 from pipeline.report.answer import RULES, answer, noise_floor, reference_point
 from pipeline.report.cells import NOT_QUANTIZED, build_cell
 from pipeline.report.sources import Doc, plain, read_doc, read_yaml
 
 SCHEMA = "quantpress.report/1"
 CELL_KEYS = ("model", "recipe", "runtime", "target")
-FEW_SAMPLES = 128
 HAS_RESULTS = ("measured", "partly measured")
 
 

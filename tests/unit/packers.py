@@ -148,6 +148,13 @@ def pack(codes: NDArray[Any]) -> NDArray[np.int32]:
     return words.view(np.int32)
 
 
+def interleaved(codes: NDArray[Any]) -> NDArray[Any]:
+    """Put every eight columns in the order in which AutoAWQ packs them: even ones first, then odd ones."""
+    rows, width = codes.shape
+    eights = codes.reshape(rows, width // 8, 8)
+    return np.concatenate([eights[..., 0::2], eights[..., 1::2]], axis=-1).reshape(rows, width)
+
+
 def _int4(w: NDArray[Any], group: int, sym: bool, index: NDArray[Any]) -> tuple[NDArray[Any], ...]:
     """Return codes [out, in], zeros and scales [out, groups]; column j of W is in group index[j]."""
     groups = w.shape[1] // group
@@ -189,6 +196,7 @@ KINDS = {
     "gptq": Kind("int4-w4a16", "gptq"),
     "gptq-v2-zero-points": Kind("int4-w4a16", "gptq", sym=False, v2=True),
     "gptq-act-order": Kind("int4-w4a16", "gptq", act_order=True),
+    "autoawq": Kind("int4-w4a16", "awq", sym=False, recipe="AWQModifier:"),
 }
 
 
@@ -201,6 +209,12 @@ def pack_layer(name: str, w: NDArray[Any], kind: Kind) -> Tensors:
             index = np.random.default_rng(1).permutation(index)
         codes, zero, scale = _int4(w, kind.group, kind.sym, index)
         g_idx = ("I32", index.astype(np.int32))
+        if kind.method == "awq":
+            return {
+                f"{name}.qweight": ("I32", pack(interleaved(codes.T))),
+                f"{name}.qzeros": ("I32", pack(interleaved(zero.T))),
+                f"{name}.scales": ("F16", scale.T.astype(np.float16)),
+            }
         if kind.method == "gptq":
             stored_zero = zero if kind.v2 else zero - 1
             return {
@@ -246,6 +260,11 @@ def quantization_config(kind: Kind) -> dict[str, Any]:
         return {
             "quant_method": "gptq", "bits": 4, "group_size": kind.group, "sym": kind.sym, "lm_head": False,
             "desc_act": kind.act_order, "checkpoint_format": form, "pack_dtype": "int32",
+        }  # fmt: skip
+    if kind.method == "awq":
+        return {
+            "quant_method": "awq", "bits": 4, "group_size": kind.group, "version": "gemm", "zero_point": True,
+            "modules_to_not_convert": None,
         }  # fmt: skip
     bits = 4 if kind.fmt == "int4-w4a16" else 8
     number = "float" if kind.fmt.startswith("fp8") else "int"

@@ -88,6 +88,15 @@ def test_one_more_recipe_leaves_the_other_stages_as_they_are(params: Params) -> 
             assert any("int4-g32" in key for key in after[group])
 
 
+def test_dvc_watches_every_local_source() -> None:
+    assert plan.local_path(["stdlib:pydoc_data.topics"]) == "stages/source/pyproject.toml"
+    assert plan.local_path(["file:texts/a.jsonl", "stdlib:pydoc_data.topics"]) == "texts/a.jsonl"
+    assert plan.local_path(["file:texts/a.jsonl", "file:texts/more/b.txt"]) == "texts"
+    for apart in (["file:a.jsonl", "file:b.jsonl"], ["file:texts/a.jsonl", "file:/data/b.jsonl"]):
+        with pytest.raises(InputError, match="in one folder: DVC watches"):
+            plan.local_path(apart)
+
+
 def test_an_unknown_runtime_is_named(params: Params) -> None:
     rows = [params.matrix[0].model_copy(update={"runtimes": ["vlm"]})]
     with pytest.raises(InputError, match="no runtime 'vlm'.*Did you mean 'vllm'"):
