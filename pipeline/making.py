@@ -18,9 +18,10 @@ from typing import Any
 
 from pipeline import host, jsonio
 from pipeline.checkpoint import Checkpoint, linear_layers
-from pipeline.errors import InputError, WorkError, unknown
+from pipeline.errors import HostError, InputError, WorkError, unknown
 from pipeline.params import load_params
 from pipeline.plan import why_not_made
+from pipeline.producers import for_backend, makes, needs_calibration, needs_cuda, producers_of, successor
 from pipeline.program import lock_sha256, versions
 from pipeline.runstage import need_disk
 from pipeline.specs import Params, Recipe
@@ -47,26 +48,27 @@ def make(env: str, backend: Callable[[], Backend], packages: tuple[str, ...]) ->
     args = arguments("model", "recipe")
     params = load_params()
     recipe, source = check(params, args.model, args.recipe)
+    name = artifact_id(env, args.model, args.recipe, recipe)
     calib_ids, calib = load_calibration(recipe, args.model)
-    name = f"{args.model}.{args.recipe}"
     out = Path("artifacts/checkpoints") / name
     scratch = Path(".quantpress/scratch") / name
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     before = Checkpoint.open(source)
     need_disk(2 * before.weight_bytes, f"Quantizing {name}")
-    print(f"quantize {name}: {recipe.backend} {recipe.algorithm} to {recipe.format}", flush=True)
+    asked = for_backend(recipe, env)
+    print(f"quantize {name}: {env} {asked['algorithm']} to {recipe.format}", flush=True)
     start = time.monotonic()
     allowed = {"trust_remote_code": params.models[args.model].trust_remote_code}
-    backend()(source, scratch, recipe.model_dump() | allowed, calib_ids, 0)
+    backend()(source, scratch, asked | allowed, calib_ids, 0)
     wall_s = time.monotonic() - start
     copy_side_files(source, scratch)
     record = {
         "schema": "quantpress.quantize/1",
         "model": args.model,
         "recipe": args.recipe,
-        "spec": recipe.model_dump(exclude_none=True),
-        "backend": recipe.backend,
+        "spec": {key: value for key, value in asked.items() if value is not None},
+        "backend": recipe.backend if env == successor(recipe) else env,
         "made_by": env,
         "wall_s": round(wall_s, 1),
         "peak_memory_gib": round(peak_memory_gib(), 2),
@@ -104,9 +106,25 @@ def check(params: Params, model: str, recipe_id: str) -> tuple[Recipe, Path]:
     return recipe, source
 
 
+def artifact_id(env: str, model: str, recipe_id: str, recipe: Recipe) -> str:
+    """Return the id of what environment `env` makes of a recipe: one artifact for each producer.
+
+    Raises:
+        InputError: `env` does not make the recipe's scheme.
+        HostError: it needs a GPU that this host does not have.
+    """
+    if not makes(env, recipe):
+        raise InputError(f"{env} does not make {recipe.format} by {recipe.algorithm} (recipes.{recipe_id}).")
+    reason = needs_cuda(recipe, env)
+    if reason and not host.fingerprint()["gpus"]:
+        raise HostError(f"{model}.{recipe_id} can be made only on a host with a CUDA GPU ({reason}).")
+    first = next(producer for producer in producers_of(recipe) if producer.backend == env)
+    return first.id(model, recipe_id, recipe)
+
+
 def load_calibration(recipe: Recipe, model: str) -> tuple[list[list[int]], dict[str, Any] | None]:
     """Return the frozen token ids `[samples][tokens]` that the recipe uses and what the record says of them."""
-    if recipe.calib_set is None:
+    if recipe.calib_set is None or not needs_calibration(recipe):
         return [], None
     folder = Path("calib_data") / f"{recipe.calib_set}.{model}"
     card = jsonio.read_json(folder / "card.json")

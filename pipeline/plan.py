@@ -15,17 +15,16 @@ import yaml
 
 from pipeline import jsonio
 from pipeline.errors import InputError, unknown
-from pipeline.formats import DATA_FREE
+from pipeline.formats import BLOCKS
+from pipeline.producers import Producer, first_producer, needs_calibration, needs_cuda, producer_for, served
 from pipeline.sources import Source
 from pipeline.specs import Params, Recipe
-from pipeline.support import runtimes, verdict
+from pipeline.support import runtimes
 
 PLAN = Path("pipeline/plan.yaml")
 HEADER = "# Generated from params.yaml by `python -m pipeline plan`. Do not edit; `plan --check` fails when stale.\n"
 # Where a runtime's server for a device lives.
 SERVER_ENVS = {("vllm", "cpu"): "vllm_cpu"}
-# auto-gptq cannot quantize without CUDA and is archived, so its maintained successor makes its recipes.
-SUCCESSORS = {"auto-gptq": "gptqmodel"}
 
 
 def make_plan(params: Params, configs: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -35,8 +34,8 @@ def make_plan(params: Params, configs: dict[str, dict[str, Any]]) -> dict[str, A
         InputError: a runtime that does not exist (nearest name given).
     """
     plan: dict[str, Any] = {key: {} for key in ("fetch", "calibrate", "quantize", "lint", "package", "measure")}
-    plan["cells"], plan["refusals"] = [], []
-    refused: dict[str, str] = {}
+    plan["checkpoints"], plan["cells"], plan["refusals"] = {}, [], []
+    refused: dict[str, dict[str, Any]] = {}
     for row in params.matrix:
         for name in row.runtimes:
             if name not in runtimes():
@@ -47,21 +46,26 @@ def make_plan(params: Params, configs: dict[str, dict[str, Any]]) -> dict[str, A
             for recipe in row.recipes:
                 reason = why_not_made(model, params.recipes[recipe], configs.get(model))
                 if reason:
-                    refused[f"{model}.{recipe}"] = reason
+                    asked = refused.setdefault(f"{model}.{recipe}", {"reason": reason, "measure": False})
+                    asked["measure"] |= row.measure
                     continue
                 if row.measure:
-                    _checkpoint(plan, params, model, recipe)
+                    _checkpoint(plan, params, model, recipe, first_producer(params.recipes[recipe]))
                 for runtime, target in itertools.product(row.runtimes, row.targets):
                     ids = (model, recipe, runtime, target)
                     if ".".join(ids) not in {c["cell"] for c in plan["cells"]}:
                         _cell(plan, params, ids, row.measure)
-    plan["refusals"] = [{"what": what, "reason": reason} for what, reason in refused.items()]
+    plan["refusals"] = [{"what": what, **why} for what, why in refused.items()]
     return plan
 
 
 def why_not_made(model: str, recipe: Recipe, config: dict[str, Any] | None) -> str | None:
     """Return why this recipe cannot be made of a model with this config.json, or None (also if it is not known)."""
-    if config is None or recipe.group_size is None:
+    if config is None:
+        return None
+    if recipe.format in BLOCKS:
+        return _why_no_blocks(model, recipe, config)
+    if recipe.group_size is None:
         return None
     for key in ("hidden_size", "intermediate_size"):
         size = config.get(key)
@@ -73,6 +77,22 @@ def why_not_made(model: str, recipe: Recipe, config: dict[str, Any] | None) -> s
             ]
             advice = f"group_size {fits[0]} divides" if fits else "no usual group size divides"
             return f"group_size {recipe.group_size} does not divide {key} {size} of {model}; {advice}"
+    return None
+
+
+def _why_no_blocks(model: str, recipe: Recipe, config: dict[str, Any]) -> str | None:
+    """Return the first size that the format's fixed blocks do not divide, or None."""
+    rows, columns = BLOCKS[recipe.format]
+    sizes = {key: config.get(key) or 0 for key in ("hidden_size", "intermediate_size")}
+    heads = config.get("num_attention_heads") or 0
+    if heads:
+        width = config.get("head_dim") or sizes["hidden_size"] // heads
+        sizes["key and value width"] = width * (config.get("num_key_value_heads") or heads)
+    for key, size in sizes.items():
+        # Keys and values are rows of a weight, never columns of one.
+        block = rows if key == "key and value width" else max(rows, columns)
+        if size % block:
+            return f"{recipe.format} has blocks of {rows}x{columns}, which do not divide {key} {size} of {model}"
     return None
 
 
@@ -99,9 +119,14 @@ def local_path(sources: list[str]) -> str:
     return common
 
 
-def checkpoint_path(model: str, recipe_id: str, recipe: Recipe) -> str:
-    """Return the folder of a recipe's checkpoint; the baseline is the fetched model itself, never a copy."""
-    return f"artifacts/models/{model}" if recipe.backend == "none" else f"artifacts/checkpoints/{model}.{recipe_id}"
+def checkpoint_path(model: str, recipe_id: str, recipe: Recipe, producer: Producer | None = None) -> str:
+    """Return the folder of a recipe's checkpoint; the baseline is the fetched model itself, never a copy.
+
+    `producer` is the one whose artifact is meant, the recipe's first one if None.
+    """
+    if recipe.backend == "none":
+        return f"artifacts/models/{model}"
+    return f"artifacts/checkpoints/{(producer or first_producer(recipe)).id(model, recipe_id, recipe)}"
 
 
 def _calibration(plan: dict[str, Any], params: Params, name: str, model: str) -> str:
@@ -113,43 +138,45 @@ def _calibration(plan: dict[str, Any], params: Params, name: str, model: str) ->
     return f"calib_data/{key}"
 
 
-def _checkpoint(plan: dict[str, Any], params: Params, model: str, recipe_id: str) -> None:
+def _checkpoint(plan: dict[str, Any], params: Params, model: str, recipe_id: str, producer: Producer) -> None:
     recipe = params.recipes[recipe_id]
-    key = f"{model}.{recipe_id}"
+    key = producer.id(model, recipe_id, recipe)
     plan["lint"][key] = {
-        "model": model, "recipe": recipe_id, "checkpoint": checkpoint_path(model, recipe_id, recipe),
+        "model": model, "recipe": recipe_id, "checkpoint": checkpoint_path(model, recipe_id, recipe, producer),
         # The baseline is its own source; DVC wants distinct dependencies.
         "against": facts_path(model) if recipe.backend == "none" else f"artifacts/models/{model}",
     }  # fmt: skip
     if recipe.backend == "none":
         return
-    data_free = recipe.algorithm in DATA_FREE
-    needs = facts_path(model) if data_free else _calibration(plan, params, str(recipe.calib_set), model)
-    env = successor(recipe)
-    plan["quantize"][key] = {"model": model, "recipe": recipe_id, "env": env, "needs": needs}
-
-
-def successor(recipe: Recipe) -> str:
-    """Return the environment that makes a recipe; archived projects are served by their maintained successors."""
-    return SUCCESSORS.get(recipe.backend, recipe.backend)
+    needs = facts_path(model)
+    if needs_calibration(recipe):
+        needs = _calibration(plan, params, str(recipe.calib_set), model)
+    plan["quantize"][key] = {"model": model, "recipe": recipe_id, "env": producer.backend, "needs": needs}
 
 
 def _cell(plan: dict[str, Any], params: Params, ids: tuple[str, str, str, str], measure: bool) -> None:
     model, recipe, runtime, target = ids
     name = ".".join(ids)
-    found = verdict(params.recipes[recipe].format, runtime, params.targets[target])
-    served = found.verdict in ("native", "fallback")
+    spec = params.recipes[recipe]
+    producer = producer_for(spec, runtime)
+    key = producer.id(model, recipe, spec)
+    found = served(spec, producer, runtime, params.targets[target], target, params.allow_unknown)
+    serves = found.verdict != "refused"
     place = {"model": model, "recipe": recipe, "runtime": runtime, "target": target}
-    entry = {"cell": name, **place, **found._asdict(), "measured_here": measure and served}
+    entry = {"cell": name, **place, "checkpoint": key, **found._asdict(), "measured_here": measure and serves}
     plan["cells"].append(entry)
+    plan["checkpoints"][key] = {"model": model, "recipe": recipe, **producer._asdict()}
+    if cuda := needs_cuda(spec, producer.backend):
+        plan["checkpoints"][key]["needs_cuda"] = cuda
     if not measure:
         return
-    checkpoint = checkpoint_path(model, recipe, params.recipes[recipe])
+    if key != f"{model}.{recipe}":
+        _checkpoint(plan, params, model, recipe, producer)
     plan["package"][name] = place | {
-        "checkpoint": checkpoint,
-        "lint": f"artifacts/results/{model}.{recipe}/lint.json",
+        "checkpoint": checkpoint_path(model, recipe, spec, producer),
+        "lint": f"artifacts/results/{key}/lint.json",
     }
-    if not served:
+    if not serves:
         return
     env = SERVER_ENVS.get((runtime, params.targets[target].device))
     if env is None:
@@ -191,11 +218,16 @@ def check_fresh(plan: dict[str, Any], path: Path = PLAN) -> None:
 
 
 def table(plan: dict[str, Any]) -> str:
-    """Return the table of cells and refusals for a terminal."""
-    lines = [f"{'CELL':44} {'VERDICT':9} {'MEASURED BY DVC REPRO':22} REASON"]
+    """Return the table of cells, of artifacts that are not the recipe's first one, and of refusals for a terminal."""
+    lines = [f"{'CELL':52} {'VERDICT':9} {'MEASURED BY DVC REPRO':22} REASON"]
     for cell in plan["cells"]:
         here = "yes" if cell["measured_here"] else "no"
-        lines.append(f"{cell['cell']:44} {cell['verdict']:9} {here:22} {cell['reason']}")
+        lines.append(f"{cell['cell']:52} {cell['verdict']:9} {here:22} {cell['reason']}")
     lines.append("")
+    for name, made in plan["checkpoints"].items():
+        if name != f"{made['model']}.{made['recipe']}":
+            lines.append(f"made apart: {name}: {made['backend']} by {made['algorithm']}, stored as {made['layout']}")
+        if "needs_cuda" in made:
+            lines.append(f"made only with a CUDA GPU: {name}: {made['needs_cuda']}")
     lines += [f"refused: {item['what']}: {item['reason']}" for item in plan["refusals"]] or ["refused recipes: none"]
     return "\n".join(lines)

@@ -56,7 +56,11 @@ class CalibSet(_Strict):
 
 
 class Recipe(_Strict):
-    """What is stored and computed (`format`), by which `algorithm`, made by which `backend`."""
+    """What is stored and computed (`format`), by which `algorithm`, made by which `backend`.
+
+    `kv_cache: fp8` calibrates scales for the KV cache too. `producers` names another backend for a runtime; without it
+    the plan takes the first one whose artifact that runtime loads (pipeline/producers.py).
+    """
 
     format: str
     algorithm: str
@@ -65,6 +69,8 @@ class Recipe(_Strict):
     calib_set: Id | None = None
     calib_samples: int | None = Field(default=None, gt=0, description="use only the first N samples of the set")
     options: dict[str, Any] | None = None
+    kv_cache: Literal["bf16", "fp8"] = "bf16"
+    producers: dict[str, str] | None = None
     note: str | None = None
 
 
@@ -150,4 +156,5 @@ class Params(_Strict):
     benchmark: list[Id]
     serving: dict[str, dict[str, Any]] = Field(default_factory=dict)
     baseline: Id
+    allow_unknown: list[str] = Field(default_factory=list, description="format.runtime.target to serve though unknown")
     matrix: list[MatrixRow]

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InputError, nearest, unknown
-from pipeline.formats import BACKENDS, DATA_FREE, FORMATS
+from pipeline.formats import BACKENDS, DATA_FREE, FORMATS, GROUPED, KV_BACKENDS
+from pipeline.producers_check import check_allowed, check_producers
 from pipeline.sources import Source
 from pipeline.specs import Params, Recipe
 
@@ -24,6 +25,7 @@ def cross_check(params: Params, path: Path) -> None:
     _need("recipe", params.baseline, params.recipes, where)
     _check_sources(params, where)
     _check_workloads(params, where)
+    check_allowed(params, where)
     for row in params.matrix:
         if row.measure and params.baseline not in row.recipes:
             raise InputError(f"{where}: a matrix row with measure: true needs the baseline '{params.baseline}'.")
@@ -88,16 +90,24 @@ def check_recipe(name: str, recipe: Recipe, params: Params, where: str) -> None:
         raise unknown("backend", recipe.backend, BACKENDS, f"{where} (recipes.{name}.backend)")
     made = BACKENDS[recipe.backend]
     if (recipe.format, recipe.algorithm) not in made:
-        can = "; ".join(f"{f} by {a}" for f, a in made)
+        can = "; ".join(f"{f} by {', '.join(a for g, a in made if g == f)}" for f in dict.fromkeys(f for f, _ in made))
         near = nearest(recipe.algorithm, {a for f, a in made if f == recipe.format})
         raise InputError(
             f"{where}: recipes.{name}: {recipe.backend} does not make {recipe.format} by '{recipe.algorithm}'.{near} "
             f"It makes: {can}."
         )
-    if recipe.format == "int4-w4a16" and recipe.group_size is None:
-        raise InputError(f"{where}: recipes.{name} is W4A16 and needs a group_size, for instance 64 or 128.")
+    if recipe.format in GROUPED and recipe.group_size is None:
+        raise InputError(f"{where}: recipes.{name} is {recipe.format} and needs a group_size, for instance 64 or 128.")
+    if recipe.format not in GROUPED and recipe.group_size is not None:
+        raise InputError(f"{where}: recipes.{name} is {recipe.format}, which takes no group_size; leave it out.")
+    if recipe.kv_cache != "bf16" and recipe.backend not in KV_BACKENDS:
+        able = " and ".join(KV_BACKENDS)
+        raise InputError(f"{where}: recipes.{name}: {recipe.backend} calibrates no KV cache; {able} do.")
+    check_producers(name, recipe, where)
     if recipe.algorithm not in DATA_FREE and recipe.calib_set is None:
         raise InputError(f"{where}: recipes.{name} ({recipe.algorithm}) needs a calib_set.")
+    if recipe.kv_cache != "bf16" and recipe.calib_set is None:
+        raise InputError(f"{where}: recipes.{name} (kv_cache: {recipe.kv_cache}) needs a calib_set for its scales.")
     if recipe.calib_set is not None:
         _need("calibration set", recipe.calib_set, params.calib_sets, where)
         has = params.calib_sets[recipe.calib_set].samples

@@ -39,7 +39,7 @@ def build_cell(root: Path, plan: dict[str, Any], params: Doc) -> tuple[dict[str,
         plan: one entry of `cells` in plan.yaml.
         params: params.yaml as read.
     """
-    checkpoint = f"{plan['model']}.{plan['recipe']}"
+    checkpoint = plan.get("checkpoint") or f"{plan['model']}.{plan['recipe']}"
     at_cell, at_checkpoint = f"artifacts/results/{plan['cell']}", f"artifacts/results/{checkpoint}"
     quantize = read_doc(root, f"{at_checkpoint}/quantize.json", "quantpress.quantize/1")
     lint = read_doc(root, f"{at_checkpoint}/lint.json", "quantpress.lint/1")

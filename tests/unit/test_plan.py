@@ -46,7 +46,18 @@ def test_cells_without_a_kernel_are_packaged_but_not_measured(params: Params) ->
 def test_cells_of_gpus_are_planned_and_not_measured_here(params: Params) -> None:
     made = plan.make_plan(params, {})
     gpu = [c for c in made["cells"] if c["target"] != "cpu"]
-    assert {c["target"] for c in gpu} == {"h200", "h100", "l40s", "a100-80g", "a10g", "b200", "rtx-4090"}
+    assert {c["target"] for c in gpu} == {
+        "h200",
+        "h100",
+        "l40s",
+        "a100-80g",
+        "a10g",
+        "b200",
+        "b300",
+        "rtx-4090",
+        "rtx-5090",
+        "rtx-pro-6000",
+    }
     assert not any(c["measured_here"] for c in gpu)
     assert all(name.endswith(".cpu") for name in made["measure"])
 

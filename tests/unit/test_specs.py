@@ -42,7 +42,7 @@ CASES = {
     "unknown top-level key": (lambda r: r.update(recipies={}), ["unknown key 'recipies'", "Did you mean 'recipes'"]),
     "unknown backend": (
         lambda r: r["recipes"]["int8"].update(backend="llmcompresor"), ["Did you mean 'llmcompressor'"]),
-    "unknown format": (lambda r: r["recipes"]["int8"].update(format="int8-w8a16"), ["Did you mean 'int8-w8a8'"]),
+    "unknown format": (lambda r: r["recipes"]["int8"].update(format="int8-w8a"), ["Did you mean 'int8-w8a8'"]),
     "algorithm of another backend": (
         lambda r: r["recipes"]["gptq"].update(algorithm="awq"),
         ["recipes.gptq: gptqmodel does not make int4-w4a16 by 'awq'", "It makes: int4-w4a16 by gptq"]),
@@ -67,6 +67,31 @@ CASES = {
         lambda r: r["models"]["smollm2-135m"].update(source="hf:gpt2@" + "0" * 40), ["names no organisation"]),
     "a dot in an id": (
         lambda r: r["models"].update({"llama-3.1": r["models"]["smollm2-135m"]}), ["id 'llama-3.1'", "no dots"]),
+    "a group size where there are no groups": (
+        lambda r: r["recipes"]["int8"].update(group_size=64), ["recipes.int8", "takes no group_size"]),
+    "a KV cache that no backend makes": (
+        lambda r: r["recipes"]["fp8"].update(kv_cache="int8"), ["recipes.fp8.kv_cache", "'bf16' or 'fp8'"]),
+    "a KV cache of a backend that has none": (
+        lambda r: r["recipes"]["gptq"].update(kv_cache="fp8"), ["gptqmodel calibrates no KV cache"]),
+    "a KV cache without calibration": (
+        lambda r: r["recipes"]["fp8-dynamic"].update(kv_cache="fp8"), ["(kv_cache: fp8) needs a calib_set"]),
+    "a producer for a runtime that is none": (
+        lambda r: r["recipes"]["awq"].update(producers={"trtlm-engine": "modelopt"}), ["Did you mean 'trtllm-engine'"]),
+    "a producer that is none": (
+        lambda r: r["recipes"]["awq"].update(producers={"trtllm-bundle": "modelop"}), ["Did you mean 'modelopt'"]),
+    "a producer that makes something else": (
+        lambda r: r["recipes"]["awq"].update(producers={"vllm": "gptqmodel"}), ["gptqmodel does not make int4-w4a16"]),
+    "a producer whose form the runtime is not given": (
+        lambda r: r["recipes"]["awq"].update(producers={"trtllm-engine": "llmcompressor"}),
+        ["llmcompressor stores compressed-tensors", "trtllm-engine is given"]),
+    "an override without its three parts": (
+        lambda r: r.update(allow_unknown=["int8-w8a16.b200"]), ["is not format.runtime.target"]),
+    "an override of a target that is none": (
+        lambda r: r.update(allow_unknown=["int8-w8a16.vllm.b20"]), ["no target 'b20'", "Did you mean 'b200'"]),
+    "an override of a format that is none": (
+        lambda r: r.update(allow_unknown=["int8-w8a17.vllm.b200"]), ["Did you mean 'int8-w8a16'"]),
+    "an override of a refusal": (
+        lambda r: r.update(allow_unknown=["int8-w8a8.vllm.b200"]), ["no INT8 W8A8 kernel", "only what is unknown"]),
     "no group size": (lambda r: r["recipes"]["int4"].pop("group_size"), ["recipes.int4", "needs a group_size"]),
     "no calibration set": (lambda r: r["recipes"]["int8"].pop("calib_set"), ["recipes.int8", "needs a calib_set"]),
     "unknown workload": (lambda r: r["benchmark"].append("smoke-64-25"), ["Did you mean 'smoke-64-24'"]),
