@@ -23,7 +23,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "vocab_size": ("padded_vocab_size",),
     "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length", "max_sequence_length"),
 }
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 2, "float": 2}  # engines load float32 in 16 bits
 FULL, SLIDING, CHUNKED, LATENT = "full", "sliding", "chunked", "latent"
 LAYER_TYPES = {"full_attention": FULL, "sliding_attention": SLIDING, "chunked_attention": CHUNKED, "attention": FULL}
 
@@ -82,7 +82,7 @@ class Arch:
 
     @property
     def dtype_bytes(self) -> int:
-        """Bytes of an unquantized value."""
+        """Bytes of an unquantized value in an engine's memory."""
         return DTYPE_BYTES[self.dtype]
 
     @property
@@ -122,15 +122,15 @@ def read_arch(config: Mapping[str, Any], where: str = "config.json") -> Arch:
         InputError: a key is missing or is not the number it has to be.
     """
     text = _text_config(config)
-    keys = _Keys(text, where)
-    family, notes = _family(keys, config)
+    family, notes = _family(_Keys(text, where), config)
+    keys = _Keys(text, where, family["config"])
     hidden, layers = keys.need("hidden_size"), keys.need("num_hidden_layers")
     heads = keys.need("num_attention_heads")
     latent = _latent(keys)
     head_dim = keys.number("head_dim") or _divide(hidden, heads, keys)
     kinds, missing = _cache_kinds(keys, family, layers, latent is not None)
     reason = _families()["not_modelled"].get(str(text.get("model_type")))
-    if reason and not (missing and "layer_types" in text):
+    if reason and not missing:
         missing = (*missing, f"{text['model_type']}: {reason}")
     if text is not config:
         notes = (*notes, "only the language model of a multi-modal config: its other towers are not counted")
@@ -151,8 +151,10 @@ def read_arch(config: Mapping[str, Any], where: str = "config.json") -> Arch:
 class _Keys:
     """A config whose numbers are looked up under every alias, with errors that name the key."""
 
-    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
-        self.raw, self.where = raw, where
+    def __init__(self, raw: Mapping[str, Any], where: str, usual: Mapping[str, Any] | None = None) -> None:
+        """Keep the config; `usual` are the family's values of keys that its configs leave out."""
+        self.raw = {**(usual or {}), **raw}
+        self.where = where
 
     def number(self, name: str) -> int | None:
         """Return a whole number above zero, or None where the key is absent, null or zero."""
@@ -252,8 +254,11 @@ def _cache_kinds(
         return ((LATENT, None),) * layers, ()
     window, chunk = keys.number("sliding_window"), keys.number("attention_chunk_size")
     given = keys.raw.get("layer_types")
+    if given is None and (step := keys.number("full_attention_interval")):
+        given = ["linear_attention" if (i + 1) % step else "full_attention" for i in range(layers)]
     if isinstance(given, list) and given:
-        kinds, missing = [], {}
+        kinds: list[tuple[str, int | None]] = []
+        missing: dict[str, int] = {}
         for name in given[:layers]:
             kind = LAYER_TYPES.get(str(name))
             if kind is None:

@@ -18,6 +18,7 @@ from pipeline.memory.overhead import (
     usable_bytes,
 )
 from pipeline.memory.stored import Stored
+from pipeline.memory.tensors import parameters, weights_of
 from pipeline.memory.weights import WeightBytes, exact, predicted
 from pipeline.specs import Target, Workload
 
@@ -118,9 +119,10 @@ def fit(
 def calibration_gpus(arch: Arch, algorithm: str, backend: str, target: Target) -> tuple[int | None, str]:
     """Return how many of a target's GPUs a quantization needs at least, and why.
 
-    Model: llm-compressor and GPTQModel bring one decoder layer at a time to the GPU (llm-compressor's sequential
-    pipeline; GPTQModel's layer loop), with, for GPTQ, an FP32 Hessian of the widest input and its inverse. ModelOpt
-    holds the whole source model and runs whole forward passes. 15% is kept for activations and the allocator.
+    Model: llm-compressor and GPTQModel bring one decoder layer at a time to the GPU, with, for GPTQ, an FP32 Hessian of
+    the inputs of each of its linear layers (docs.vllm.ai/projects/llm-compressor, guides "sequential onloading" and
+    "memory requirements") and one more for the inverse. ModelOpt holds the whole source model and runs whole forward
+    passes (its layerwise calibration, Model-Optimizer#1251, is not used here). 15% is kept for activations.
     """
     if algorithm in ("none", "rtn"):
         return 0, "it reads no calibration data: a CPU does it layer by layer"
@@ -129,22 +131,22 @@ def calibration_gpus(arch: Arch, algorithm: str, backend: str, target: Target) -
     usable = usable_bytes(target)
     if usable is None:
         return 0, "no GPU: it runs on the host, layer by layer"
-    whole = predicted(arch, None).bytes if arch.quantization is None else None
-    source = whole or sum_plain(arch)
+    source = parameters(arch) * arch.dtype_bytes
     room = 0.85 * usable
     if backend == "modelopt":
         count = math.ceil(source / room)
         return count, f"ModelOpt holds all {source / GIB:.1f} GiB of the source model while it calibrates"
     layer = source / arch.layers
-    widest = max(arch.inter, arch.hidden, arch.moe.width if arch.moe else 0)
-    hessian = 8 * widest * widest if "gptq" in algorithm else 0
-    need = layer + hessian
-    why = f"one decoder layer at a time, {need / GIB:.2f} GiB" + (" with its Hessian" if hessian else "")
+    hessians = _hessian_bytes(arch) if "gptq" in algorithm else 0
+    need = layer + hessians
+    why = f"one decoder layer at a time: {layer / GIB:.2f} GiB"
+    if hessians:
+        why += f" and {hessians / GIB:.2f} GiB of Hessians"
     return max(1, math.ceil(need / room)), why
 
 
-def sum_plain(arch: Arch) -> int:
-    """Return the bytes of all weights in the model's own 16 or 32-bit type."""
-    from pipeline.memory.tensors import parameters
-
-    return parameters(arch) * arch.dtype_bytes
+def _hessian_bytes(arch: Arch) -> int:
+    """Return the bytes of the FP32 Hessians of one layer's linear layers, and of one inverse."""
+    linear = [w for w in weights_of(arch) if w.linear]
+    total = sum(w.width**2 * math.ceil(w.count / arch.layers) for w in linear)
+    return 4 * (total + max((w.width for w in linear), default=0) ** 2)

@@ -268,7 +268,7 @@ def _trtllm(case: _Case) -> list[Proposal]:
     return [
         Proposal("tensor_parallel_size", chosen.tensor_parallel, why),
         batch,
-        Proposal("max_input_len", prompt, f"what {output} output tokens leave; the longest prompt of the workloads is {case.prompt}"),
+        Proposal("max_input_len", prompt, f"what {output} output tokens leave; the longest prompt has {case.prompt}"),
         length._replace(reason=f"input plus output: {length.reason}"),
         Proposal("max_num_tokens", engine.max_num_batched_tokens, step),
         Proposal("free_gpu_memory_fraction", engine.fraction, f"of what loading leaves; {_left(found)} GiB of cache"),
