@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from pipeline import jsonio, manifest
+from pipeline.checkpoint import read_object
 from pipeline.errors import InputError, WorkError, unknown
+from pipeline.memory.cells import CellIds, own_options, serving
 from pipeline.plan import SERVER_ENVS, checkpoint_path
 from pipeline.specs import Params, Target
 from pipeline.support import verdict
@@ -81,7 +84,7 @@ def package(cell: Cell, params: Params) -> dict[str, Any]:
     if not findings["passed"]:
         raise WorkError(f"{checkpoint} did not pass lint, see lint.json; it is not packaged.")
     support = verdict(recipe.format, cell.runtime, target)
-    options = serve_options(cell, params)
+    options = serve_options(cell, params, read_object(checkpoint / "config.json"))
     out = cell.deploy
     shutil.rmtree(out, ignore_errors=True)
     text = "# Options of the server, in its own names: `--config` reads this file.\n" + yaml.safe_dump(options)
@@ -109,10 +112,20 @@ def package(cell: Cell, params: Params) -> dict[str, Any]:
     return record
 
 
-def serve_options(cell: Cell, params: Params) -> dict[str, Any]:
-    """Return the server's options: the user's from params.yaml, and what the cell fixes."""
-    target = params.targets[cell.target]
-    options = dict(params.serving.get(f"{cell.runtime}-{target.device}", {}))
+def serve_options(cell: Cell, params: Params, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the server's options: proposed from the model's `config`, then the user's, then what the cell fixes.
+
+    On a CPU only the user's own: what is proposed follows from the memory of a GPU (pipeline/memory/serving_params.py).
+
+    Raises:
+        InputError: an option of the user's cannot work, or the model does not fit the target.
+    """
+    options: dict[str, Any] = {}
+    if config is not None and params.targets[cell.target].device != "cpu":
+        chosen = serving(params, CellIds(*cell), config)
+        options = {p.name.replace("_", "-"): p.value for p in chosen}
+    own = own_options(params, cell.runtime, cell.target)
+    options |= {str(name).replace("_", "-"): value for name, value in own.items()}
     if params.models[cell.model].trust_remote_code:
         options["trust-remote-code"] = True
     return options | {"served-model-name": cell.model, "seed": 0}

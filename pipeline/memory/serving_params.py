@@ -27,6 +27,10 @@ LATENCY_CHUNK, THROUGHPUT_CHUNK = 2048, 8192
 YOURS = "yours, from params.yaml"
 
 
+class NoRoom(InputError):
+    """The model does not fit the target: no fault of an option."""
+
+
 class Proposal(NamedTuple):
     """One option of a server: its `name` in the runtime's spelling with underscores, its value, and why."""
 
@@ -97,7 +101,8 @@ def propose(
 
     Raises:
         InputError: a user's value that cannot work (too short for a workload, does not divide the model, leaves no
-            room for one sequence), or a model that does not fit the target at any size it has.
+            room for one sequence).
+        NoRoom: the model does not fit the target's GPUs, or it is not known whether it does.
     """
     own = flat_options(user_options)
     checks(own, workloads, where)
@@ -164,8 +169,8 @@ def sized(case: _Case, engine: Engine) -> tuple[Fit, str]:
             return found[0], f"the smallest size whose GPUs hold the weights {why}"
     unknown = next((f for f in tried if f.fits is None), None)
     if unknown:
-        raise InputError(f"{case.where}: no size can be proposed: {unknown.reason}.")
-    raise InputError(_no_room(case, engine, tried))
+        raise NoRoom(f"No size can be proposed: {unknown.reason}.")
+    raise NoRoom(_no_room(case, engine, tried))
 
 
 def _no_room(case: _Case, engine: Engine, tried: list[Fit]) -> str:
