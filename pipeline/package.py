@@ -14,6 +14,7 @@ from pipeline import jsonio, manifest
 from pipeline.checkpoint import read_object
 from pipeline.errors import InputError, WorkError, unknown
 from pipeline.memory.cells import CellIds, own_options, serving
+from pipeline.memory.overhead import CPU_CACHE_GIB
 from pipeline.plan import SERVER_ENVS, checkpoint_path
 from pipeline.specs import Params, Target
 from pipeline.support import verdict
@@ -26,7 +27,7 @@ COMMANDS = {
 }
 VARIABLES = {
     ("vllm", "cpu"): {
-        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the smoke workloads need far less
+        "VLLM_CPU_KVCACHE_SPACE": str(CPU_CACHE_GIB),  # GiB; the smoke workloads need far less
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # needed by distributed-executor-backend uni
     },
     ("vllm", "cuda"): {},

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from pipeline.memory import user_options
 from pipeline.memory.arch import read_arch
-from pipeline.memory.fit import Fit, fit
-from pipeline.memory.kv import kv_facts
-from pipeline.memory.overhead import Engine
+from pipeline.memory.fit import TP_SIZES, Fit, fit
+from pipeline.memory.kv import kv_cache, kv_facts
+from pipeline.memory.overhead import CPU_BLOCK_TOKENS, CPU_CACHE_GIB, GIB, Engine
 from pipeline.memory.roofline import Roofline, roofline
 from pipeline.memory.serving_params import NoRoom, Proposal, form_of, is_trtllm, kv_dtype_of, propose
 from pipeline.specs import Params, Workload
@@ -93,6 +93,26 @@ def cell_fit(params: Params, ids: CellIds, config: Mapping[str, Any], chosen: li
     return fit(arch, form, params.targets[ids.target], size, engine, workloads(params))
 
 
+def cache_tokens(params: Params, ids: CellIds, config: Mapping[str, Any], chosen: list[Proposal]) -> int | None:
+    """Return the capacity in tokens that a vLLM server of this cell should log at its start, or None if not predicted.
+
+    From the cache that a CPU server is given, or from what is left of a GPU's memory.
+    """
+    values = {p.name: p.value for p in chosen}
+    length = values.get("max_model_len") or values.get("max_seq_len") or read_arch(config).max_positions
+    if length is None or read_arch(config).not_modelled:
+        return None
+    kv_dtype = str(values.get("kv_cache_dtype", kv_dtype_of(params.recipes[ids.recipe])))
+    if params.targets[ids.target].device == "cpu":
+        cache = kv_cache(read_arch(config), kv_dtype)
+        return cache.tokens_in(CPU_CACHE_GIB * GIB, length, values.get("block_size", CPU_BLOCK_TOKENS))
+    found = cell_fit(params, ids, config, chosen)
+    if found.budget_bytes is None:
+        return None
+    chunk = values.get("max_num_batched_tokens", 0)
+    return found.kv.tokens_in(found.budget_bytes, length, values.get("block_size", 16), chunk)
+
+
 def bounds(params: Params, ids: CellIds, config: Mapping[str, Any], verdict: str, size: int = 1) -> list[Load]:
     """Return the predicted bound of every load that `benchmark` names."""
     arch, recipe = read_arch(config), params.recipes[ids.recipe]
@@ -113,26 +133,35 @@ def bounds(params: Params, ids: CellIds, config: Mapping[str, Any], verdict: str
 def sizes(params: Params, ids: CellIds, config: Mapping[str, Any], verdict: str) -> dict[str, Any]:
     """Return all that is predicted of one cell as plain data, every number under a key that says so.
 
-    Keys: cell, problem (why there is no serving), serving [{name, value, reason}], fit, kv_cache, predicted
-    [{workload, concurrency, tpot_ms, output_tok_s, ...}].
+    Keys: cell, problem (why there is no serving), serving [{name, value, reason}], fits_at, fit, kv_cache,
+    kv_cache_tokens, predicted [{workload, concurrency, tpot_ms, output_tok_s, ...}].
     """
-    record: dict[str, Any] = {"cell": ".".join(ids), "problem": None, "serving": [], "fit": None}
-    size = 1
+    record: dict[str, Any] = {"cell": ".".join(ids), "problem": None}
     try:
         chosen = serving(params, ids, config)
     except NoRoom as error:
         record["problem"] = str(error)
         chosen = []
     record["serving"] = [p._asdict() for p in chosen]
+    record["fits_at"] = fits_at(params, ids, config)
     size = int(next((p.value for p in chosen if p.name == "tensor_parallel_size"), 1))
     held = cell_fit(params, ids, config, chosen)
     record["fit"] = fit_facts(held)
     record["kv_cache"] = kv_facts(held.kv)
+    record["kv_cache_tokens"] = cache_tokens(params, ids, config, chosen)
     record["predicted"] = [
         {"workload": load.workload, "concurrency": load.concurrency, **asdict(load.bound)}
         for load in bounds(params, ids, config, verdict, size)
     ]
     return record
+
+
+def fits_at(params: Params, ids: CellIds, config: Mapping[str, Any]) -> list[int]:
+    """Return the degrees of tensor parallelism, of 1, 2, 4 and 8, at which the target holds the model and its loads."""
+    arch, recipe = read_arch(config), params.recipes[ids.recipe]
+    engine = Engine("trtllm" if is_trtllm(ids.runtime) else "vllm", kv_dtype=kv_dtype_of(recipe))
+    target, loads = params.targets[ids.target], workloads(params)
+    return [n for n in TP_SIZES if fit(arch, form_of(recipe, arch), target, n, engine, loads).fits]
 
 
 def fit_facts(found: Fit) -> dict[str, Any]:

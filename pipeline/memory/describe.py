@@ -117,7 +117,7 @@ def text(record: dict[str, Any]) -> str:
     if record["kv_cache_bytes_per_token"] is None:
         lines.append("KV cache   not predicted (no layer of this model keeps keys and values)")
     else:
-        lines.append(f"KV cache   {kv['bytes_per_token']:,} bytes a token{per}, {kv['dtype']}, layers: {layers}")
+        lines.append(f"KV cache   {kv['bytes_per_token']:,} bytes a token{per}, {kv['dtype']}; layers: {layers}")
     if kv["window_tokens"]:
         beyond = kv["bytes_per_token_beyond_window"]
         lines.append(f"           {beyond:,} bytes a token beyond {kv['window_tokens']:,} tokens (sliding window)")
@@ -135,6 +135,8 @@ def _size(size: int | None) -> str:
 def _target_lines(target: dict[str, Any]) -> list[str]:
     loads = list(target["fits"][0]["sequences"]) or sorted({n for f in target["fits"] for n in f["sequences"]})
     lines = ["", f"on {target['id']} ({target['gpu'] or 'this host'}), {target['model']}"]
+    if all(found["weight_bytes"] is None for found in target["fits"]):
+        return [*lines, "not predicted: the weights are not known"]
     lines.append(f"{'TP':>3} {'weights':>9} {'overhead':>9} {'cache':>9} {'longest':>9}  sequences at once")
     for found in target["fits"]:
         if found["fits"] is None or found["weight_bytes"] is None or found["kv_cache_budget_bytes"] is None:

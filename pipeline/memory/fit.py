@@ -109,7 +109,8 @@ def fit(
     reason = None
     if budget <= 0:
         need = (weights.bytes + known[2] + known[3]) / GIB
-        reason = f"weights and overhead need {need:.1f} GiB a GPU, {usable / GIB:.1f} GiB are there"
+        share = engine.fraction if engine.runtime == "vllm" else 1.0
+        reason = f"weights and overhead need {need:.1f} GiB, {share * usable / GIB:.1f} GiB of a GPU may be used"
     elif any(n == 0 for n in counts.values()) or context == 0:
         short = next((name for name, n in counts.items() if n == 0), "one token")
         reason = f"the {budget / GIB:.2f} GiB left for the cache hold no sequence of {short}"

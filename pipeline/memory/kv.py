@@ -150,7 +150,8 @@ def kv_cache(arch: Arch, dtype: str = "auto", tensor_parallel: int = 1) -> KvCac
             layers.append((layer, window, _latent_bytes(arch, name, kind)))
         else:
             layers.append((layer, window, 2 * heads * kind.head_bytes(arch.head_dim)))
-    return KvCache(name, tuple(layers), kind.per_layer_bytes * len(layers), arch.not_modelled)
+    shown = f"{arch.dtype}, the model's own" if name == "auto" else name
+    return KvCache(shown, tuple(layers), kind.per_layer_bytes * len(layers), arch.not_modelled)
 
 
 def _latent_bytes(arch: Arch, name: str, kind: KvType) -> int:

@@ -22,6 +22,9 @@ NON_TORCH_PARALLEL_BYTES = int(0.55 * GIB)
 CUDA_GRAPH_BYTES = int(0.5 * GIB)
 # The least that a driver was seen to report of the memory as sold: 44.40 GiB of an L40's 48 (QwenLM/Qwen3-VL#2097).
 LEAST_USABLE = 0.925
+# What a server on a CPU gets for its cache (VLLM_CPU_KVCACHE_SPACE, GiB) and its block (vllm/platforms/cpu.py, 0.32).
+CPU_CACHE_GIB = 1
+CPU_BLOCK_TOKENS = 128
 
 
 @dataclass(frozen=True)

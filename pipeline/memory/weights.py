@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.checkpoint import Checkpoint, TensorInfo, is_tied
 from pipeline.memory.arch import Arch
@@ -39,21 +40,37 @@ def predicted(arch: Arch, form: Stored | None = None, tensor_parallel: int = 1) 
     if not arch.weights_modelled:
         why = f"the shapes of {'; '.join(arch.not_modelled)} are not modelled; give the folder with its safetensors"
         return WeightBytes(None, "predicted", form.fmt if form else "?", why)
+    own = form is None
     if form is None:
         form = of_checkpoint(arch.quantization) if arch.quantization else stored("bf16")
         if form is None:
             why = "quantization_config is of a kind that is not in stored.yaml; give the folder with its safetensors"
             return WeightBytes(None, "predicted", "?", why)
     total = read = active = 0
+    kept = _left_alone(arch.quantization) if own else ()
     for weight in weights_of(arch):
         part = weight.share(tensor_parallel)
-        plain = part.out * part.width * arch.dtype_bytes
-        one = form.layer_bytes(part.out, part.width) if part.linear and form.weight_bits < 16 else plain
+        packed = part.linear and form.weight_bits < 16 and not part.name.endswith(kept)
+        one = form.layer_bytes(part.out, part.width) if packed else part.out * part.width * arch.dtype_bytes
         total += one * part.count
         if part.name != "embed_tokens" or arch.tied:
             read += one * part.count
             active += one * part.used
     return WeightBytes(total, "predicted", form.fmt, None, read, active)
+
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "q_b_proj", "kv_a_proj", "kv_b_proj")
+
+
+def _left_alone(quantization: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return the linear layers that a published `quantization_config` leaves in 16 bits, by the ends of their names."""
+    found: list[str] = []
+    for key in ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers"):
+        entries = (quantization or {}).get(key)
+        for entry in entries if isinstance(entries, list) else []:
+            last = str(entry).rstrip("$*").rsplit(".", 1)[-1]
+            found += ATTENTION if last == "self_attn" else [last] if last.endswith("_proj") else []
+    return tuple(found)
 
 
 # How a checkpoint's tensor is cut, by its module's name; the first that matches. Everything else is copied.
