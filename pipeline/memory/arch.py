@@ -28,6 +28,10 @@ FULL, SLIDING, CHUNKED, LATENT = "full", "sliding", "chunked", "latent"
 LAYER_TYPES = {"full_attention": FULL, "sliding_attention": SLIDING, "chunked_attention": CHUNKED, "attention": FULL}
 
 
+class ConfigError(InputError):
+    """A config.json that lacks a key or has one that cannot be."""
+
+
 @dataclass(frozen=True)
 class Moe:
     """Mixture of experts: `layers` of them have `experts` of width `width`, `top_k` used a token.
@@ -109,7 +113,7 @@ def load_arch(path: Path) -> Arch:
     """
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():
-        raise InputError(f"There is no {file}. Give a config.json, or a folder that holds one.")
+        raise ConfigError(f"There is no {file}. Give a config.json, or a folder that holds one.")
     return read_arch(read_object(file), str(file))
 
 
@@ -119,7 +123,7 @@ def read_arch(config: Mapping[str, Any], where: str = "config.json") -> Arch:
     A config of a multi-modal model nests its language model under `text_config` (or `llm_config`, `language_config`).
 
     Raises:
-        InputError: a key is missing or is not the number it has to be.
+        ConfigError: a key is missing or is not the number it has to be.
     """
     text = _text_config(config)
     family, notes = _family(_Keys(text, where), config)
@@ -163,7 +167,7 @@ class _Keys:
             if value is None or value is False or value == 0:
                 continue
             if type(value) is not int or value < 0:
-                raise InputError(f"{self.where} has {key} {value!r}, which must be a whole number above zero.")
+                raise ConfigError(f"{self.where} has {key} {value!r}, which must be a whole number above zero.")
             return value
         return None
 
@@ -172,7 +176,7 @@ class _Keys:
         value = self.number(name)
         if value is None:
             near = nearest(name, self.raw) if self.raw else " It is empty."
-            raise InputError(f"{self.where} lacks the key '{name}', from which sizes follow.{near}")
+            raise ConfigError(f"{self.where} lacks the key '{name}', from which sizes follow.{near}")
         return value
 
 
@@ -208,7 +212,7 @@ def _family(keys: _Keys, config: Mapping[str, Any]) -> tuple[dict[str, Any], tup
 
 def _divide(hidden: int, heads: int, keys: _Keys) -> int:
     if hidden % heads:
-        raise InputError(
+        raise ConfigError(
             f"{keys.where} lacks the key 'head_dim', and hidden_size {hidden} is not divisible by {heads} heads."
         )
     return hidden // heads
@@ -232,7 +236,7 @@ def _dtype(text: Mapping[str, Any], config: Mapping[str, Any], where: str) -> st
     names = [source.get(key) for source in (text, config) for key in ("dtype", "torch_dtype")]
     name = str(next((n for n in names if n), "bfloat16")).removeprefix("torch.")
     if name not in DTYPE_BYTES:
-        raise InputError(f"{where} has dtype '{name}'.{nearest(name, DTYPE_BYTES)}")
+        raise ConfigError(f"{where} has dtype '{name}'.{nearest(name, DTYPE_BYTES)}")
     return name
 
 
@@ -295,7 +299,7 @@ def _moe(keys: _Keys, family: Mapping[str, Any], layers: int) -> Moe | None:
     width = keys.number("moe_intermediate_size") or keys.need("intermediate_size")
     top_k = next((n for k in ("num_experts_per_tok", "experts_per_token") if (n := keys.number(k))), None)
     if top_k is None:
-        raise InputError(f"{keys.where} has {experts} experts and lacks the key 'num_experts_per_tok'.")
+        raise ConfigError(f"{keys.where} has {experts} experts and lacks the key 'num_experts_per_tok'.")
     shared = (keys.number("n_shared_experts") or 0) * width or keys.number("shared_expert_intermediate_size") or 0
     gate = bool(keys.number("shared_expert_intermediate_size"))
     return Moe(_moe_layers(keys, family["experts"], layers), experts, top_k, width, shared, gate)

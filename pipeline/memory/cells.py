@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from pipeline.memory import user_options
-from pipeline.memory.arch import read_arch
+from pipeline.memory.arch import ConfigError, read_arch
 from pipeline.memory.fit import TP_SIZES, Fit, fit
 from pipeline.memory.kv import kv_cache, kv_facts
 from pipeline.memory.overhead import CPU_BLOCK_TOKENS, CPU_CACHE_GIB, GIB, Engine
@@ -193,6 +193,8 @@ def compact(params: Params, configs: Configs, cells: list[dict[str, Any]]) -> st
                 text = _line(serving(params, ids, configs[ids.model]))
             except NoRoom as error:
                 text = f"does not fit: {error}"
+            except ConfigError as error:
+                text = f"not proposed: {error}"
         groups.setdefault(text, []).append(ids)
     lines = []
     for text, members in groups.items():
