@@ -25,6 +25,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 2, "float": 2}  # engines load float32 in 16 bits
 FULL, SLIDING, CHUNKED, LATENT = "full", "sliding", "chunked", "latent"
+MOST = {"num_hidden_layers": 10_000, "any": 10_000_000_000}  # damage in a config must not become hours of work
 LAYER_TYPES = {"full_attention": FULL, "sliding_attention": SLIDING, "chunked_attention": CHUNKED, "attention": FULL}
 
 
@@ -129,27 +130,47 @@ def read_arch(config: Mapping[str, Any], where: str = "config.json") -> Arch:
     family, notes = _family(_Keys(text, where), config)
     keys = _Keys(text, where, family["config"])
     hidden, layers = keys.need("hidden_size"), keys.need("num_hidden_layers")
-    heads = keys.need("num_attention_heads")
-    latent = _latent(keys)
-    head_dim = keys.number("head_dim") or _divide(hidden, heads, keys)
-    kinds, missing = _cache_kinds(keys, family, layers, latent is not None)
-    reason = _families()["not_modelled"].get(str(text.get("model_type")))
-    if reason and not missing:
-        missing = (*missing, f"{text['model_type']}: {reason}")
+    reason = _not_modelled(text, config)
+    try:
+        heads, latent = keys.need("num_attention_heads"), _latent(keys)
+        kv_heads = _kv_heads(keys, heads)
+        head_dim = keys.number("head_dim") or _divide(hidden, heads, keys)
+        kinds, missing = _cache_kinds(keys, family, layers, latent is not None)
+    except ConfigError:
+        if not reason:
+            raise
+        heads = kv_heads = head_dim = 1
+        kinds, missing, latent = (), (), None
+    if reason and not missing:  # which layers keep what is not told by the config: nothing is guessed
+        kinds, missing = (), (reason,)
+    quantization = config.get("quantization_config") or text.get("quantization_config")
+    if quantization is not None and not isinstance(quantization, Mapping):
+        raise ConfigError(f"{where} has a quantization_config that is no JSON object.")
     if text is not config:
         notes = (*notes, "only the language model of a multi-modal config: its other towers are not counted")
     if keys.number("num_nextn_predict_layers"):
         notes = (*notes, "layers for multi-token prediction are not counted: an engine loads them on request only")
     return Arch(
         model_type=str(text.get("model_type") or config.get("model_type") or "unknown"),
-        hidden=hidden, layers=layers, heads=heads, kv_heads=_kv_heads(keys, heads), head_dim=head_dim,
+        hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
         inter=keys.number("intermediate_size") or 4 * hidden, vocab=keys.need("vocab_size"),
         tied=_tied(text, config, family), dtype=_dtype(text, config, where),
         max_positions=keys.number("max_position_embeddings"), cache=kinds, traits=family,
-        moe=_moe(keys, family, layers), latent=latent,
-        quantization=config.get("quantization_config") or text.get("quantization_config"),
+        moe=None if missing else _moe(keys, family, layers), latent=latent, quantization=quantization,
         not_modelled=missing, notes=notes,
     )  # fmt: skip
+
+
+def _not_modelled(text: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
+    """Return what of a model is not modelled, 'mamba: state-space layers', by its type or by a key that tells."""
+    table = _families()
+    for name in (text.get("model_type"), config.get("model_type")):
+        if str(name) in table["not_modelled"]:
+            return f"{name}: {table['not_modelled'][str(name)]}"
+    if str(text.get("model_type")) in table["families"]:
+        return None
+    sign = next((key for key in table["signs"] if text.get(key)), None)
+    return f"{text.get('model_type')} ({sign}): {table['signs'][sign]}" if sign else None
 
 
 class _Keys:
@@ -168,6 +189,8 @@ class _Keys:
                 continue
             if type(value) is not int or value < 0:
                 raise ConfigError(f"{self.where} has {key} {value!r}, which must be a whole number above zero.")
+            if value > MOST.get(name, MOST["any"]):
+                raise ConfigError(f"{self.where} has {key} {value}, more than any model has; the file is damaged.")
             return value
         return None
 
@@ -263,6 +286,8 @@ def _cache_kinds(
     if isinstance(given, list) and given:
         kinds: list[tuple[str, int | None]] = []
         missing: dict[str, int] = {}
+        if len(given) < layers:
+            raise ConfigError(f"{keys.where} has layer_types for {len(given)} of its {layers} layers.")
         for name in given[:layers]:
             kind = LAYER_TYPES.get(str(name))
             if kind is None:

@@ -115,7 +115,9 @@ def text(record: dict[str, Any]) -> str:
     ]
     layers = ", ".join(f"{n} {kind}" for kind, n in kv["layers"].items()) or "none"
     if record["kv_cache_bytes_per_token"] is None:
-        lines.append("KV cache   not predicted (no layer of this model keeps keys and values)")
+        lines.append(
+            f"KV cache   not predicted ({'; '.join(record['not_modelled']) or 'no layer keeps keys and values'})"
+        )
     else:
         lines.append(f"KV cache   {kv['bytes_per_token']:,} bytes a token{per}, {kv['dtype']}; layers: {layers}")
     if kv["window_tokens"]:
@@ -135,8 +137,9 @@ def _size(size: int | None) -> str:
 def _target_lines(target: dict[str, Any]) -> list[str]:
     loads = list(target["fits"][0]["sequences"]) or sorted({n for f in target["fits"] for n in f["sequences"]})
     lines = ["", f"on {target['id']} ({target['gpu'] or 'this host'}), {target['model']}"]
-    if all(found["weight_bytes"] is None for found in target["fits"]):
-        return [*lines, "not predicted: the weights are not known"]
+    reasons = {found["reason"] if found["fits"] is None else None for found in target["fits"]}
+    if None not in reasons:
+        return [*lines, f"not predicted: {reasons.pop()}"]
     lines.append(f"{'TP':>3} {'weights':>9} {'overhead':>9} {'cache':>9} {'longest':>9}  sequences at once")
     for found in target["fits"]:
         if found["fits"] is None or found["weight_bytes"] is None or found["kv_cache_budget_bytes"] is None:

@@ -64,7 +64,7 @@ def split_problem(arch: Arch, tensor_parallel: int, form: Stored | None = None) 
     for width in widths:
         if width % n:
             return f"{n} does not divide the intermediate size {width}"
-        if form and form.group and (width // n) % form.group:
+        if form and form.group and form.group < width and (width // n) % form.group:
             return f"{n} leaves {width // n} inputs a GPU, which groups of {form.group} do not divide"
     return None
 
@@ -95,6 +95,8 @@ def fit(
         problem = "this target's memory is not given (memory_gib)"
     if problem is None and weights.bytes is None:
         problem = f"the weights are not predicted: {weights.reason}"
+    if problem is None and arch.not_modelled:
+        problem = f"what a sequence keeps is not modelled: {'; '.join(arch.not_modelled)}"
     if problem is not None or usable is None or weights.bytes is None:
         impossible = split_problem(arch, tensor_parallel, form) is not None
         return Fit(tensor_parallel, *known, None, False if impossible else None, problem)

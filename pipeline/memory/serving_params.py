@@ -91,7 +91,7 @@ def propose(
 
     Args:
         config: the model's config.json.
-        recipe: what is stored; a field `kv_cache_dtype` of it, where it has one, is the cache's type.
+        recipe: what is stored; its `kv_cache`, where it has one, is the cache's type.
         target: the GPU; `count` of them may be used together.
         workloads: those that the server is sized for, by name (params.yaml: the ones that `benchmark` names).
         runtime: "vllm", "trtllm-engine" or "trtllm-bundle".
@@ -145,7 +145,8 @@ def form_of(recipe: Recipe, arch: Arch) -> Stored | None:
 
 def kv_dtype_of(recipe: Recipe) -> str:
     """Return the cache type that a recipe asks for, "auto" (the model's own) where it asks for none."""
-    return str(getattr(recipe, "kv_cache_dtype", None) or getattr(recipe, "kv_cache", None) or "auto")
+    asked = str(getattr(recipe, "kv_cache", None) or "auto")
+    return "auto" if asked == "bf16" else asked
 
 
 def sized(case: _Case, engine: Engine) -> tuple[Fit, str]:

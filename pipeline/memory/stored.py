@@ -13,6 +13,7 @@ import yaml
 
 from pipeline.errors import InputError, unknown
 
+WHOLE_ROW = 1 << 40  # stands for a group as wide as the layer
 USUAL_GROUP = 128  # what published four-bit checkpoints use where they do not say it
 
 
@@ -76,13 +77,21 @@ def of_checkpoint(quantization: Mapping[str, Any]) -> Stored | None:
         return stored("fp8-block" if quantization.get("weight_block_size") else "fp8-tensor")
     if method == "mxfp4":
         return stored("mxfp4")
+    group = quantization.get("group_size")
+    group = group if type(group) is int and group > 0 else WHOLE_ROW if group == -1 else None
     if method in ("gptq", "awq") and quantization.get("bits") == 4:
-        return stored("int4-w4a16", quantization.get("group_size"), "gptqmodel" if method == "gptq" else "autoawq")
+        return stored("int4-w4a16", group, "gptqmodel" if method == "gptq" else "autoawq")
     if method == "compressed-tensors":
         return _compressed(quantization)
-    names = {"FP8": "fp8-tensor", "NVFP4": "nvfp4", "MXFP8": "mxfp8", "W4A16_AWQ": "int4-w4a16", "W4A8_AWQ": "w4a8-awq"}
+    names = {
+        "FP8": "fp8-tensor",
+        "NVFP4": "nvfp4",
+        "MXFP8": "mxfp8",
+        "W4A16_AWQ": "int4-w4a16",
+        "W4A8_AWQ": "int4-w4a8",
+    }
     fmt = names.get(str(quantization.get("quant_algo"))) if method == "modelopt" else None
-    return stored(fmt, quantization.get("group_size")) if fmt else None
+    return stored(fmt, group) if fmt else None
 
 
 def _compressed(quantization: Mapping[str, Any]) -> Stored | None:

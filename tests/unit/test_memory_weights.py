@@ -187,11 +187,35 @@ def test_a_family_that_is_not_known_is_said_to_be_assumed() -> None:
         ({"kv_lora_rank": 512}, "lacks the key 'qk_rope_head_dim'"),
         ({"num_local_experts": 8}, "8 experts and lacks the key 'num_experts_per_tok'"),
         ({"num_key_value_heads": [2, 4]}, r"has num_key_value_heads \[2, 4\]"),
+        ({"num_hidden_layers": 99_999_999}, "num_hidden_layers 99999999, more than any model has"),
+        ({"layer_types": ["full_attention"]}, "layer_types for 1 of its 2 layers"),
+        ({"quantization_config": "fp8"}, "quantization_config that is no JSON object"),
     ],
 )
 def test_a_broken_config_names_its_key(change: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
         read_arch({k: v for k, v in (CONFIG | change).items() if v is not None}, "x/config.json")
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "jamba", "deepseek_v32", "gemma3n"])
+def test_caches_that_are_not_modelled_are_null_and_not_guessed(model_type: str) -> None:
+    arch = read_arch(CONFIG | {"model_type": model_type})
+    assert arch.cache == () and arch.not_modelled[0].startswith(f"{model_type}: ")
+    assert predicted(arch).bytes is None
+    nested = read_arch({"model_type": model_type, "text_config": CONFIG | {"model_type": "inner"}})
+    assert nested.not_modelled == arch.not_modelled
+    bare = read_arch({"model_type": model_type, "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 9})
+    assert bare.not_modelled == arch.not_modelled
+
+
+def test_a_hybrid_of_an_unknown_family_is_known_by_its_keys() -> None:
+    arch = read_arch(CONFIG | {"model_type": "newest", "mamba_d_state": 16})
+    assert arch.not_modelled == ("newest (mamba_d_state): state-space layers",) and arch.cache == ()
+
+
+def test_a_gptq_group_of_minus_one_is_a_whole_row() -> None:
+    form = of_checkpoint({"quant_method": "gptq", "bits": 4, "group_size": -1})
+    assert form is not None and form.layer_bytes(8, 64) == 8 * 64 // 2 + 20 + 4 * 64  # 2.5 bytes a row, an index
 
 
 def test_unknown_format_and_bad_group() -> None:
