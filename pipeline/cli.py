@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from pipeline.commands import Call, planning, proving, running, showing, support
+from pipeline.commands import Call, planning, proving, running, showing, sizing, support
 from pipeline.errors import QuantpressError
 
-GROUPS = (planning, support, proving, showing, running)
+GROUPS = (planning, support, sizing, proving, showing, running)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from pipeline import jsonio, manifest
+from pipeline.checkpoint import read_object
 from pipeline.errors import InputError, WorkError, unknown
+from pipeline.memory.cells import CellIds, own_options, serving
+from pipeline.memory.overhead import CPU_CACHE_GIB
 from pipeline.plan import SERVER_ENVS, checkpoint_path
 from pipeline.producers import producer_for, served
 from pipeline.specs import Params, Target
@@ -23,7 +27,7 @@ COMMANDS = {
 }
 VARIABLES = {
     ("vllm", "cpu"): {
-        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the smoke workloads need far less
+        "VLLM_CPU_KVCACHE_SPACE": str(CPU_CACHE_GIB),  # GiB; the smoke workloads need far less
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # needed by distributed-executor-backend uni
     },
     ("vllm", "cuda"): {},
@@ -83,7 +87,7 @@ def package(cell: Cell, params: Params) -> dict[str, Any]:
     if not findings["passed"]:
         raise WorkError(f"{checkpoint} did not pass lint, see lint.json; it is not packaged.")
     support = served(recipe, producer, cell.runtime, target, cell.target, params.allow_unknown)
-    options = serve_options(cell, params)
+    options = serve_options(cell, params, read_object(checkpoint / "config.json"))
     out = cell.deploy
     shutil.rmtree(out, ignore_errors=True)
     text = "# Options of the server, in its own names: `--config` reads this file.\n" + yaml.safe_dump(options)
@@ -111,10 +115,20 @@ def package(cell: Cell, params: Params) -> dict[str, Any]:
     return record
 
 
-def serve_options(cell: Cell, params: Params) -> dict[str, Any]:
-    """Return the server's options: the user's from params.yaml, and what the cell fixes."""
-    target = params.targets[cell.target]
-    options = dict(params.serving.get(f"{cell.runtime}-{target.device}", {}))
+def serve_options(cell: Cell, params: Params, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the server's options: proposed from the model's `config`, then the user's, then what the cell fixes.
+
+    On a CPU only the user's own: what is proposed follows from the memory of a GPU (pipeline/memory/serving_params.py).
+
+    Raises:
+        InputError: an option of the user's cannot work, or the model does not fit the target.
+    """
+    options: dict[str, Any] = {}
+    if config is not None and params.targets[cell.target].device != "cpu":
+        chosen = serving(params, CellIds(*cell), config)
+        options = {p.name.replace("_", "-"): p.value for p in chosen}
+    own = own_options(params, cell.runtime, cell.target)
+    options |= {str(name).replace("_", "-"): value for name, value in own.items()}
     if params.models[cell.model].trust_remote_code:
         options["trust-remote-code"] = True
     if cell.runtime == "vllm" and params.recipes[cell.recipe].kv_cache != "bf16":

@@ -75,14 +75,19 @@ class Recipe(_Strict):
 
 
 class Target(_Strict):
-    """A kind of machine. Bandwidth and peaks carry their source in `source`; price only if the user gives one."""
+    """A kind of machine; numbers are per GPU. Bandwidth and peaks carry their source in `source`; price only if given.
+
+    `memory_gib` is as sold, `usable_gib` what its driver reports in all. `peaks_tflops`: dense, without sparsity.
+    """
 
     device: Literal["cpu", "cuda"]
     gpu: str | None = None
     sm: int | None = None
     memory_gib: float | None = None
-    count: int = 1
-    bandwidth_gb_s: float | None = None
+    usable_gib: float | None = Field(default=None, gt=0)
+    count: int = Field(default=1, gt=0)
+    bandwidth_gb_s: float | None = Field(default=None, gt=0)
+    peaks_tflops: dict[Literal["bf16", "fp8", "int8", "fp4"], Annotated[float, Field(gt=0)]] | None = None
     price_usd_per_h: float | None = None
     source: str | None = None
 
@@ -103,12 +108,16 @@ class Point(_Strict):
 
 
 class Workload(_Strict):
-    """Fixed prompt and output lengths (tokens), closed loop, streaming."""
+    """Fixed prompt and output lengths (tokens), closed loop, streaming.
+
+    `objective`: what a server of it is tuned for, the tail of the latencies or tokens per second.
+    """
 
     prompt_tokens: int = Field(gt=0)
     output_tokens: int = Field(gt=1)
     points: list[Point] = Field(min_length=1)
     order: Literal["AB", "ABBA"] = "AB"
+    objective: Literal["latency", "throughput"] = "latency"
 
 
 class Task(_Strict):

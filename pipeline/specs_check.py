@@ -7,9 +7,11 @@ from typing import Any
 
 from pipeline.errors import InputError, nearest, unknown
 from pipeline.formats import BACKENDS, DATA_FREE, FORMATS, GROUPED, KV_BACKENDS
+from pipeline.memory.cells import check_serving
 from pipeline.producers_check import check_allowed, check_producers
 from pipeline.sources import Source
 from pipeline.specs import Params, Recipe
+from pipeline.support import runtimes
 
 
 def cross_check(params: Params, path: Path) -> None:
@@ -61,17 +63,11 @@ def _check_workloads(params: Params, where: str) -> None:
     """Check that there is something to time, that points differ, and that it fits the server's context."""
     if not params.benchmark:
         raise InputError(f"{where}: benchmark names no workload. Known: {', '.join(params.workloads)}.")
-    for key, options in params.serving.items():
-        if key not in ("vllm-cpu", "vllm-cuda"):
-            raise unknown("runtime and device", key, ("vllm-cpu", "vllm-cuda"), f"{where} (serving)")
-        limit = options.get("max-model-len")
-        for name in params.benchmark:
-            workload = params.workloads[name]
-            need = workload.prompt_tokens + workload.output_tokens
-            if limit and need > limit:
-                raise InputError(
-                    f"{where}: workload {name} needs {need} tokens and serving.{key} has max-model-len {limit}."
-                )
+    known = [f"{runtime}-{place}" for runtime in runtimes() for place in ("cpu", "cuda", *params.targets)]
+    for key in params.serving:
+        if key not in known:
+            raise unknown("runtime and device", key, known, f"{where} (serving)")
+    check_serving(params, where)
     for name, workload in params.workloads.items():
         loads = [p.concurrency for p in workload.points]
         if len(loads) != len(set(loads)):

@@ -11,10 +11,13 @@ from pipeline.errors import InputError
 
 def _plan(args: argparse.Namespace) -> int:
     from pipeline import jsonio, plan
+    from pipeline.memory.cells import compact
     from pipeline.params import load_params
 
     params = load_params(PARAMS)
-    made = plan.make_plan(params, plan.known_configs(Path("."), params))
+    configs = plan.known_configs(Path("."), params)
+    made = plan.make_plan(params, configs)
+    serving = compact(params, configs, made["cells"])
     if args.check:
         plan.check_fresh(made)
         print("pipeline/plan.yaml is fresh.")
@@ -23,17 +26,20 @@ def _plan(args: argparse.Namespace) -> int:
     if not plan.PLAN.exists() or plan.PLAN.read_text(encoding="utf-8") != text:
         jsonio.write_text(plan.PLAN, text)
     print(plan.table(made))
+    print(f"\n{serving}" if serving else "", end="\n" if serving else "")
     return 0
 
 
 def _check(args: argparse.Namespace) -> int:
     from pipeline import jsonio, plan
+    from pipeline.memory.cells import compact
     from pipeline.params import load_params
 
     params = load_params(PARAMS)
     configs = plan.known_configs(Path("."), params)
     made = plan.make_plan(params, configs)
     plan.check_fresh(made)
+    compact(params, configs, made["cells"])  # a serving option of the user's that cannot work ends the run here
     wanted = [item for item in made["refusals"] if item["measure"]]
     if wanted:
         said = "; ".join(f"{item['what']}: {item['reason']}" for item in wanted)

@@ -13,6 +13,7 @@ from typing import Any
 from pipeline.calibration import FEW_SAMPLES
 from pipeline.report.answer import RULES, answer, noise_floor, reference_point
 from pipeline.report.cells import NOT_QUANTIZED, build_cell
+from pipeline.report.sizes import sizes_section
 from pipeline.report.sources import Doc, plain, read_doc, read_yaml
 
 SCHEMA = "quantpress.report/1"
@@ -25,7 +26,8 @@ def collect(root: Path) -> dict[str, Any]:
 
     Keys of the report: schema, models, targets (groups with measurements: one per target, runtime and
     model), planned (cells of targets this run did not include), refusals, not_measured, calibration,
-    warnings, rules, method. Numbers are facts (see sources.py). The same files give the same report.
+    warnings, sizes (predicted memory and speed), rules, method. Numbers are facts (see sources.py), those of
+    `sizes` aside. The same files give the same report.
     """
     params, plan = read_yaml(root, "params.yaml"), read_yaml(root, "pipeline/plan.yaml")
     entries, problems = _entries(root, plan)
@@ -47,6 +49,7 @@ def collect(root: Path) -> dict[str, Any]:
         "not_measured": _by_reason(problems + _not_measured(groups, docs)),
         "calibration": calibration,
         "warnings": _warnings(root, groups, calibration, set(cells)),
+        "sizes": sizes_section(root, params, groups, planned),
         "rules": RULES,
         "method": _method(groups, models),
     }

@@ -40,7 +40,7 @@ def page(report: dict[str, Any]) -> str:
         lstrip_blocks=True,
     )
     environment.globals.update(
-        fact=fact, show=text.show, missing=text.missing, colours=colours,
+        fact=fact, show=text.show, missing=text.missing, number=text.number, colours=colours,
         reference_path=reference_path, named=named, words=words, minute=minute,
         host_line=host_line, run_tasks=run_tasks, other_tasks=other_tasks,
     )  # fmt: skip
