@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 
 from pipeline.errors import InputError
 from pipeline.sources import Source
+from pipeline.speed.workloads import Workload
 
 ID_PATTERN = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
@@ -69,7 +70,10 @@ class Recipe(_Strict):
 
 
 class Target(_Strict):
-    """A kind of machine. Bandwidth and peaks carry their source in `source`; price only if the user gives one."""
+    """A kind of machine. Bandwidth and peaks carry their source in `source`; price only if the user gives one.
+
+    `workloads` are timed on it instead of those under `benchmark` or `benchmark_gpu`.
+    """
 
     device: Literal["cpu", "cuda"]
     gpu: str | None = None
@@ -77,7 +81,8 @@ class Target(_Strict):
     memory_gib: float | None = None
     count: int = 1
     bandwidth_gb_s: float | None = None
-    price_usd_per_h: float | None = None
+    price_usd_per_h: float | None = Field(default=None, gt=0, description="of one GPU, or of the machine for a CPU")
+    workloads: list[Id] | None = Field(default=None, min_length=1)
     source: str | None = None
 
     @model_validator(mode="after")
@@ -86,23 +91,6 @@ class Target(_Strict):
         if self.device == "cuda" and missing:
             raise ValueError(f"a cuda target needs {', '.join(missing)}")
         return self
-
-
-class Point(_Strict):
-    """One load: `concurrency` requests in flight until `requests` are done, after `warmup` uncounted ones."""
-
-    concurrency: int = Field(gt=0)
-    requests: int = Field(gt=0)
-    warmup: int = Field(gt=0)
-
-
-class Workload(_Strict):
-    """Fixed prompt and output lengths (tokens), closed loop, streaming."""
-
-    prompt_tokens: int = Field(gt=0)
-    output_tokens: int = Field(gt=1)
-    points: list[Point] = Field(min_length=1)
-    order: Literal["AB", "ABBA"] = "AB"
 
 
 class Task(_Strict):
@@ -148,6 +136,12 @@ class Params(_Strict):
     tasks: dict[Id, Task]
     evaluation: Evaluation
     benchmark: list[Id]
+    benchmark_gpu: list[Id] = Field(default_factory=list)
     serving: dict[str, dict[str, Any]] = Field(default_factory=dict)
     baseline: Id
     matrix: list[MatrixRow]
+
+    def workloads_of(self, target: Target) -> list[str]:
+        """Return the ids of the workloads that are timed on a target."""
+        on_gpu = self.benchmark_gpu if target.device == "cuda" else []
+        return list(target.workloads or on_gpu or self.benchmark)

@@ -16,7 +16,7 @@ def cross_check(params: Params, path: Path) -> None:
     where = str(path)
     for name, recipe in params.recipes.items():
         check_recipe(name, recipe, params, where)
-    for name in params.benchmark:
+    for name in [*params.benchmark, *params.benchmark_gpu]:
         _need("workload", name, params.workloads, where)
     for name in params.evaluation.tasks:
         _need("task", name, params.tasks, where)
@@ -56,24 +56,23 @@ def _check_sources(params: Params, where: str) -> None:
 
 
 def _check_workloads(params: Params, where: str) -> None:
-    """Check that there is something to time, that points differ, and that it fits the server's context."""
+    """Check that there is something to time, that it is known, and that it fits the server's context."""
     if not params.benchmark:
         raise InputError(f"{where}: benchmark names no workload. Known: {', '.join(params.workloads)}.")
+    for name, target in params.targets.items():
+        for workload in target.workloads or []:
+            _need("workload", workload, params.workloads, f"{where} (targets.{name})")
     for key, options in params.serving.items():
         if key not in ("vllm-cpu", "vllm-cuda"):
             raise unknown("runtime and device", key, ("vllm-cpu", "vllm-cuda"), f"{where} (serving)")
         limit = options.get("max-model-len")
-        for name in params.benchmark:
-            workload = params.workloads[name]
-            need = workload.prompt_tokens + workload.output_tokens
+        targets = [t for t in params.targets.values() if t.device == key.rsplit("-", 1)[1]]
+        for name in dict.fromkeys(w for t in targets for w in params.workloads_of(t)):
+            need = params.workloads[name].longest
             if limit and need > limit:
                 raise InputError(
                     f"{where}: workload {name} needs {need} tokens and serving.{key} has max-model-len {limit}."
                 )
-    for name, workload in params.workloads.items():
-        loads = [p.concurrency for p in workload.points]
-        if len(loads) != len(set(loads)):
-            raise InputError(f"{where}: workloads.{name} has two points of one concurrency: {loads}.")
 
 
 def check_recipe(name: str, recipe: Recipe, params: Params, where: str) -> None:
