@@ -16,13 +16,12 @@ from pipeline.specs import (
     MatrixRow,
     Model,
     Params,
-    Point,
     Recipe,
     Target,
     Task,
-    Workload,
 )
 from pipeline.specs_check import cross_check
+from pipeline.speed.workloads import Lengths, Point, Workload
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -88,6 +87,7 @@ def _known_keys(parents: list[Any]) -> list[str]:
     }
     if not parents:
         return list(Params.model_fields)
-    if "points" in parents:
-        return list(Point.model_fields)
+    for inner, model in (("points", Point), ("mix", Lengths)):
+        if inner in parents:
+            return list(model.model_fields)
     return list(sections.get(str(parents[0]), Params).model_fields)

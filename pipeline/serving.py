@@ -79,6 +79,11 @@ class Server:
         if self._sink:
             self._sink.close()
 
+    @property
+    def pid(self) -> int | None:
+        """The process above the server's, or None before it was started."""
+        return self._job.process.pid if self._job else None
+
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Wait until /health answers.
 
@@ -128,13 +133,6 @@ class Server:
                 f"({error}); log {self.log}."
             ) from None
 
-    def _prefix_hit_rate(self) -> float | None:
-        try:
-            with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
-                return hit_rate(answer.read().decode("utf-8", "replace"))
-        except (urllib.error.URLError, OSError):
-            return None
-
     def facts(self) -> dict[str, Any]:
         """Return what is known of the running server: version, kernels, attention backend, cache size, command."""
         try:
@@ -149,21 +147,9 @@ class Server:
             **read_log(self.log.read_text(encoding="utf-8", errors="replace")),
             "command": self.command,
             "threads": self.threads,
-            "prefix_cache_hit_rate": self._prefix_hit_rate(),
             "startup_s": self.startup_s,
             "log": self.log.as_posix(),
         }
-
-
-def hit_rate(metrics: str) -> float | None:
-    """Return prefix-cache hits over queries from a Prometheus page of vLLM, or None when it has no such counters."""
-    totals = {}
-    for name in ("hits", "queries"):
-        values = re.findall(rf"^vllm:prefix_cache_{name}(?:_total)?(?:{{[^}}]*}})? ([0-9.e+]+)$", metrics, re.MULTILINE)
-        totals[name] = sum(map(float, values)) if values else None
-    if totals["hits"] is None or not totals["queries"]:
-        return None
-    return round(totals["hits"] / totals["queries"], 4)
 
 
 def read_log(text: str) -> dict[str, Any]:

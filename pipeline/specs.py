@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 
 from pipeline.errors import InputError
 from pipeline.sources import Source
+from pipeline.speed.workloads import Workload
 
 ID_PATTERN = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
@@ -78,6 +79,8 @@ class Target(_Strict):
     """A kind of machine; numbers are per GPU. Bandwidth and peaks carry their source in `source`; price only if given.
 
     `memory_gib` is as sold, `usable_gib` what its driver reports in all. `peaks_tflops`: dense, without sparsity.
+
+    `workloads` are timed on it instead of those under `benchmark` or `benchmark_gpu`.
     """
 
     device: Literal["cpu", "cuda"]
@@ -88,7 +91,8 @@ class Target(_Strict):
     count: int = Field(default=1, gt=0)
     bandwidth_gb_s: float | None = Field(default=None, gt=0)
     peaks_tflops: dict[Literal["bf16", "fp8", "int8", "fp4"], Annotated[float, Field(gt=0)]] | None = None
-    price_usd_per_h: float | None = None
+    price_usd_per_h: float | None = Field(default=None, gt=0, description="of one GPU, or of the machine for a CPU")
+    workloads: list[Id] | None = Field(default=None, min_length=1)
     source: str | None = None
 
     @model_validator(mode="after")
@@ -97,27 +101,6 @@ class Target(_Strict):
         if self.device == "cuda" and missing:
             raise ValueError(f"a cuda target needs {', '.join(missing)}")
         return self
-
-
-class Point(_Strict):
-    """One load: `concurrency` requests in flight until `requests` are done, after `warmup` uncounted ones."""
-
-    concurrency: int = Field(gt=0)
-    requests: int = Field(gt=0)
-    warmup: int = Field(gt=0)
-
-
-class Workload(_Strict):
-    """Fixed prompt and output lengths (tokens), closed loop, streaming.
-
-    `objective`: what a server of it is tuned for, the tail of the latencies or tokens per second.
-    """
-
-    prompt_tokens: int = Field(gt=0)
-    output_tokens: int = Field(gt=1)
-    points: list[Point] = Field(min_length=1)
-    order: Literal["AB", "ABBA"] = "AB"
-    objective: Literal["latency", "throughput"] = "latency"
 
 
 class Task(_Strict):
@@ -163,7 +146,13 @@ class Params(_Strict):
     tasks: dict[Id, Task]
     evaluation: Evaluation
     benchmark: list[Id]
+    benchmark_gpu: list[Id] = Field(default_factory=list)
     serving: dict[str, dict[str, Any]] = Field(default_factory=dict)
     baseline: Id
     allow_unknown: list[str] = Field(default_factory=list, description="format.runtime.target to serve though unknown")
     matrix: list[MatrixRow]
+
+    def workloads_of(self, target: Target) -> list[str]:
+        """Return the ids of the workloads that are timed on a target."""
+        on_gpu = self.benchmark_gpu if target.device == "cuda" else []
+        return list(target.workloads or on_gpu or self.benchmark)

@@ -19,7 +19,7 @@ def cross_check(params: Params, path: Path) -> None:
     where = str(path)
     for name, recipe in params.recipes.items():
         check_recipe(name, recipe, params, where)
-    for name in params.benchmark:
+    for name in [*params.benchmark, *params.benchmark_gpu]:
         _need("workload", name, params.workloads, where)
     for name in params.evaluation.tasks:
         _need("task", name, params.tasks, where)
@@ -60,18 +60,17 @@ def _check_sources(params: Params, where: str) -> None:
 
 
 def _check_workloads(params: Params, where: str) -> None:
-    """Check that there is something to time, that points differ, and that it fits the server's context."""
+    """Check that there is something to time, that it is known, and that it fits the server's context."""
     if not params.benchmark:
         raise InputError(f"{where}: benchmark names no workload. Known: {', '.join(params.workloads)}.")
+    for name, target in params.targets.items():
+        for workload in target.workloads or []:
+            _need("workload", workload, params.workloads, f"{where} (targets.{name})")
     known = [f"{runtime}-{place}" for runtime in runtimes() for place in ("cpu", "cuda", *params.targets)]
     for key in params.serving:
         if key not in known:
             raise unknown("runtime and device", key, known, f"{where} (serving)")
     check_serving(params, where)
-    for name, workload in params.workloads.items():
-        loads = [p.concurrency for p in workload.points]
-        if len(loads) != len(set(loads)):
-            raise InputError(f"{where}: workloads.{name} has two points of one concurrency: {loads}.")
 
 
 def check_recipe(name: str, recipe: Recipe, params: Params, where: str) -> None:

@@ -13,7 +13,8 @@ from pipeline.memory.kv import kv_cache, kv_facts
 from pipeline.memory.overhead import CPU_BLOCK_TOKENS, CPU_CACHE_GIB, GIB, Engine
 from pipeline.memory.roofline import Roofline, roofline
 from pipeline.memory.serving_params import NoRoom, Proposal, form_of, is_trtllm, kv_dtype_of, propose
-from pipeline.specs import Params, Workload
+from pipeline.specs import Params
+from pipeline.speed.workloads import Workload
 
 Configs = Mapping[str, Mapping[str, Any]]
 
@@ -48,18 +49,26 @@ def check_serving(params: Params, where: str) -> None:
     """Check the user's serving options as far as no model is needed.
 
     Raises:
-        InputError: a number that cannot be, or a length that is shorter than a workload that `benchmark` names.
+        InputError: a number that cannot be, or a length that is shorter than a workload that is timed there.
     """
-    loads = workloads(params)
     for key, options in params.serving.items():
         own = user_options.flat(options)
+        place = key.split("-", 2 if key.startswith("trtllm-") else 1)[-1]
+        targets = [n for n, t in params.targets.items() if place in (n, t.device)]
+        loads = {name: load for target in targets for name, load in workloads(params, target).items()}
         user_options.check_values(own, f"{where} (serving.{key})")
         user_options.check_lengths(own, loads, f"{where} (serving.{key})")
 
 
-def workloads(params: Params) -> dict[str, Workload]:
-    """Return the workloads that a server is sized for: those that `benchmark` names."""
-    return {name: params.workloads[name] for name in params.benchmark}
+def workloads(params: Params, target: str) -> dict[str, Workload]:
+    """Return the workloads that a server is sized for: those that are timed on its target."""
+    return {name: params.workloads[name] for name in params.workloads_of(params.targets[target])}
+
+
+def within(params: Params, target: str, config: Mapping[str, Any]) -> dict[str, Workload]:
+    """Return the workloads of a target that the model's own context holds; a server refuses the others' requests."""
+    limit = read_arch(config).max_positions
+    return {name: load for name, load in workloads(params, target).items() if not limit or load.longest <= limit}
 
 
 def serving(params: Params, ids: CellIds, config: Mapping[str, Any]) -> list[Proposal]:
@@ -70,7 +79,7 @@ def serving(params: Params, ids: CellIds, config: Mapping[str, Any]) -> list[Pro
         NoRoom: the model does not fit the target.
     """
     return propose(
-        config, params.recipes[ids.recipe], params.targets[ids.target], workloads(params), ids.runtime,
+        config, params.recipes[ids.recipe], params.targets[ids.target], within(params, ids.target, config), ids.runtime,
         own_options(params, ids.runtime, ids.target), where=f"params.yaml ({ids.runtime} on {ids.target})",
     )  # fmt: skip
 
@@ -90,7 +99,7 @@ def cell_fit(params: Params, ids: CellIds, config: Mapping[str, Any], chosen: li
     )  # fmt: skip
     arch = read_arch(config)
     form, size = form_of(params.recipes[ids.recipe], arch), int(values.get("tensor_parallel_size", 1))
-    return fit(arch, form, params.targets[ids.target], size, engine, workloads(params))
+    return fit(arch, form, params.targets[ids.target], size, engine, within(params, ids.target, config))
 
 
 def cache_tokens(params: Params, ids: CellIds, config: Mapping[str, Any], chosen: list[Proposal]) -> int | None:
@@ -114,19 +123,20 @@ def cache_tokens(params: Params, ids: CellIds, config: Mapping[str, Any], chosen
 
 
 def bounds(params: Params, ids: CellIds, config: Mapping[str, Any], verdict: str, size: int = 1) -> list[Load]:
-    """Return the predicted bound of every load that `benchmark` names."""
+    """Return the predicted bound of every closed load that is timed on the target."""
     arch, recipe = read_arch(config), params.recipes[ids.recipe]
     form = form_of(recipe, arch)
     return [
         Load(
             name, point.concurrency,
             roofline(
-                arch, form, params.targets[ids.target], load.prompt_tokens, load.output_tokens, point.concurrency,
-                verdict=verdict, tensor_parallel=size, kv_dtype=kv_dtype_of(recipe),
+                arch, form, params.targets[ids.target], round(load.mean_prompt), round(load.mean_output),
+                point.concurrency, verdict=verdict, tensor_parallel=size, kv_dtype=kv_dtype_of(recipe),
             ),
         )
-        for name, load in workloads(params).items()
+        for name, load in within(params, ids.target, config).items()
         for point in load.points
+        if point.concurrency  # an open loop has no fixed batch
     ]  # fmt: skip
 
 
@@ -160,7 +170,7 @@ def fits_at(params: Params, ids: CellIds, config: Mapping[str, Any]) -> list[int
     """Return the degrees of tensor parallelism, of 1, 2, 4 and 8, at which the target holds the model and its loads."""
     arch, recipe = read_arch(config), params.recipes[ids.recipe]
     engine = Engine("trtllm" if is_trtllm(ids.runtime) else "vllm", kv_dtype=kv_dtype_of(recipe))
-    target, loads = params.targets[ids.target], workloads(params)
+    target, loads = params.targets[ids.target], within(params, ids.target, config)
     return [n for n in TP_SIZES if fit(arch, form_of(recipe, arch), target, n, engine, loads).fits]
 
 

@@ -15,7 +15,8 @@ from pipeline.memory.kv import kv_cache, kv_facts
 from pipeline.memory.overhead import GIB, Engine
 from pipeline.memory.stored import Stored, stored
 from pipeline.memory.tensors import parameters
-from pipeline.specs import Target, Workload
+from pipeline.specs import Target
+from pipeline.speed.workloads import Workload
 
 SCHEMA = "quantpress.memory/1"
 

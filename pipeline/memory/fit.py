@@ -20,7 +20,8 @@ from pipeline.memory.overhead import (
 from pipeline.memory.stored import Stored
 from pipeline.memory.tensors import parameters, weights_of
 from pipeline.memory.weights import WeightBytes, exact, predicted
-from pipeline.specs import Target, Workload
+from pipeline.specs import Target
+from pipeline.speed.workloads import Workload
 
 TP_SIZES = (1, 2, 4, 8)
 ROOM_FOR_CONTEXT = 131_072  # the limit of the search for the largest context where the config names none
@@ -105,8 +106,7 @@ def fit(
     limit = arch.max_positions or ROOM_FOR_CONTEXT
     context = cache.longest_in(room, limit, engine.block_tokens) if room > 0 else 0
     counts = {
-        name: cache.sequences_in(room, load.prompt_tokens + load.output_tokens, engine.block_tokens)
-        for name, load in (workloads or {}).items()
+        name: cache.sequences_in(room, load.longest, engine.block_tokens) for name, load in (workloads or {}).items()
     }
     reason = None
     if budget <= 0:

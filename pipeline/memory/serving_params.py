@@ -19,7 +19,8 @@ from pipeline.memory.fit import TP_SIZES, Fit, fit, split_problem
 from pipeline.memory.kv import need_dtype
 from pipeline.memory.overhead import GIB, Engine
 from pipeline.memory.stored import Stored, formats, stored
-from pipeline.specs import Recipe, Target, Workload
+from pipeline.specs import Recipe, Target
+from pipeline.speed.workloads import Workload
 
 SEQUENCES = (256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 LEAST_CONTEXT = 4096  # room for an evaluation's prompts where no workload is longer
@@ -53,17 +54,17 @@ class _Case:
     @property
     def total(self) -> int:
         """Tokens of the longest workload, prompt and output."""
-        return max((w.prompt_tokens + w.output_tokens for w in self.loads.values()), default=0)
+        return max((w.longest for w in self.loads.values()), default=0)
 
     @property
     def prompt(self) -> int:
         """Tokens of the longest prompt."""
-        return max((w.prompt_tokens for w in self.loads.values()), default=0)
+        return max((w.longest_prompt for w in self.loads.values()), default=0)
 
     @property
     def load(self) -> int:
         """Requests in flight at the largest load."""
-        return max((p.concurrency for w in self.loads.values() for p in w.points), default=1)
+        return max((p.concurrency or 1 for w in self.loads.values() for p in w.points), default=1)
 
     @property
     def throughput(self) -> bool:
@@ -262,7 +263,7 @@ def _trtllm(case: _Case) -> list[Proposal]:
     chosen, why = sized(case, engine)
     batch, found = _sequences(case, "max_batch_size", engine, chosen.tensor_parallel)
     length = _length(case, "max_seq_len", found)
-    output = max((w.output_tokens for w in case.loads.values()), default=1)
+    output = max((w.longest_output for w in case.loads.values()), default=1)
     prompt = int(case.own.get("max_input_len", max(case.prompt, int(length.value) - output)))
     chunked = prompt > engine.max_num_batched_tokens
     step = "tokens of one step: short ones delay decoding least"

@@ -10,7 +10,7 @@ from pipeline.memory.arch import Arch
 from pipeline.memory.fit import Fit, split_problem
 from pipeline.memory.overhead import GIB
 from pipeline.memory.stored import Stored
-from pipeline.specs import Workload
+from pipeline.speed.workloads import Workload
 
 # Other spellings of the names that `propose` uses (vLLM: --config keys; TensorRT-LLM: LlmArgs, build and serve flags).
 SAME = {
@@ -65,8 +65,8 @@ def check_lengths(options: Mapping[str, Any], workloads: Mapping[str, Workload],
         InputError: the first workload that does not.
     """
     for name, load in workloads.items():
-        total = load.prompt_tokens + load.output_tokens
-        for key, need in (("max_model_len", total), ("max_seq_len", total), ("max_input_len", load.prompt_tokens)):
+        total = load.longest
+        for key, need in (("max_model_len", total), ("max_seq_len", total), ("max_input_len", load.longest_prompt)):
             limit = options.get(key)
             if limit is not None and need > limit:
                 what = "its prompt" if key == "max_input_len" else "prompt and output"

@@ -5,29 +5,25 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipeline import host, jsonio
-from pipeline.errors import WorkError
-from pipeline.guard import Guarded
+from pipeline.errors import InputError
 from pipeline.making import arguments
-from pipeline.package import Cell
+from pipeline.package import Cell, serve_options
 from pipeline.params import load_params
 from pipeline.program import lock_sha256, run_main, versions
-from pipeline.runstage import child_env
 from pipeline.serving import Server
-from pipeline.specs import Workload
-from pipeline.timing import DEFINITIONS, compare
-
-# AIPerf fails with HF_HUB_OFFLINE=1 on a tokenizer folder, so the variable is left out of its environment.
-AIPERF_DROPS = ("HF_HUB_OFFLINE",)
+from pipeline.specs import Params
+from pipeline.speed import results
+from pipeline.speed.definitions import definitions
+from pipeline.speed.leg import Leg, Plan, run_leg
+from pipeline.speed.load import DROPPED
+from pipeline.speed.watch import fetch
+from pipeline.speed.workloads import Point, Workload, out_of_reach
 
 
 def main() -> None:
@@ -35,13 +31,16 @@ def main() -> None:
     args = arguments("model", "recipe", "runtime", "target")
     cell = Cell(args.model, args.recipe, args.runtime, args.target)
     params = load_params()
-    cell.check(params)
+    target = cell.check(params)
     baseline = Cell(cell.model, params.baseline, cell.runtime, cell.target)
+    names = params.workloads_of(target)
+    pool = prompt_pool(params, cell.model)
     raw = Path("artifacts/raw") / cell.name / "bench"
     scratch = Path(".quantpress/scratch") / f"bench.{cell.name}"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     start = time.monotonic()
+    load_before = host.load_average()
     # One core is left to the client: a server that computes on all of them would be timed while it fights for them.
     threads = max(1, host.usable_cores() - 1)
     servers: dict[str, Server] = {}
@@ -54,10 +53,11 @@ def main() -> None:
         for server in set(servers.values()):
             server.wait_ready()
         print(f"servers ready after {time.monotonic() - start:.0f} s", flush=True)
-        workloads = {}
-        for name in params.benchmark:
-            workloads[name] = run_workload(name, params.workloads[name], servers, cell, scratch)
-        facts = {"baseline": servers["A"].facts(), "candidate": servers["B"].facts()}
+        facts = {role: server_facts(servers[side]) for role, side in (("baseline", "A"), ("candidate", "B"))}
+        timed = results.Timed()
+        for name in names:
+            points = in_reach(name, params.workloads[name], facts, cell, params, timed)
+            run_workload(name, params.workloads[name], points, servers, cell, scratch, pool, timed)
     for role, fact in facts.items():
         log = "server.baseline.log" if role == "baseline" or cell == baseline else "server.candidate.log"
         fact["log"] = (raw / log).as_posix()
@@ -68,174 +68,102 @@ def main() -> None:
         "baseline": baseline.name,
         "is_baseline": cell == baseline,
         "package_digest": jsonio.read_json(cell.deploy / "manifest.json")["checkpoint"]["digest"],
-        "definitions": DEFINITIONS,
-        "client": {"tool": f"aiperf {versions('aiperf').get('aiperf')}", "endpoint": "completions, streamed"},
-        "prompts": "synthetic, distinct, another seed for every leg; see server.*.prefix_cache_hit_rate",
+        "definitions": definitions(),
+        "client": {"tool": f"aiperf {versions('aiperf').get('aiperf')}", "endpoint": "/v1/completions"},
+        "prompts": "token ids cut from the held-out text, no two with the same start, other ones in every leg",
         "server": facts,
         "host": host.fingerprint(),
-        "load_average": host.load_average(),
+        "load_average": load_before,
         "locks": {env: lock_sha256(env) for env in ("client", str(facts["candidate"]["environment"]))},
         "git_commit": host.git_commit(),
-        "order": params.workloads[params.benchmark[0]].order,
-        "workloads": workloads,
+        "order": ", ".join(dict.fromkeys(params.workloads[n].sides for n in names)),
+        "workloads": timed.workloads,
+        "summary": results.summary(timed.workloads),
         "finished_at": host.now(),
         "wall_s": round(time.monotonic() - start, 1),
     }
     shutil.rmtree(raw, ignore_errors=True)
     raw.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(scratch, raw)
-    jsonio.write_json(Path("artifacts/results") / cell.name / "bench.json", record)
+    out = Path("artifacts/results") / cell.name
+    jsonio.write_text(out / "requests.csv", results.requests_csv(timed))
+    jsonio.write_json(out / "bench.json", record)
     print(json.dumps({"cell": cell.name, "wall_s": record["wall_s"]}), flush=True)
 
 
-def run_workload(
-    name: str, workload: Workload, servers: dict[str, Server], cell: Cell, scratch: Path
-) -> dict[str, Any]:
-    """Time every leg of the order (A baseline, B candidate) and compare point by point."""
-    requests: dict[str, dict[str, list[list[dict[str, Any]]]]] = {"A": {}, "B": {}}
-    legs = []
-    for number, side in enumerate(workload.order):
-        folder = scratch / f"{name}.{number}{side}"
-        found = run_leg(workload, servers[side], cell, folder, seed=1000 * number + 7)
-        for point_name, rows in found.items():
-            requests[side].setdefault(point_name, []).append(rows)
-        means = {p: _mean([r["e2e_ms"] for r in rows if not r["error"]]) for p, rows in found.items()}
-        legs.append({"side": side, "e2e_ms_mean": means})
-        print(f"{name} leg {number + 1}/{len(workload.order)} ({side}): {means}", flush=True)
+def server_facts(server: Server) -> dict[str, Any]:
+    """Return what is known of a running server, its longest context included."""
+    page = fetch(f"{server.url}/v1/models")
+    entries = json.loads(page).get("data") if page else None
+    return server.facts() | {"max_model_len": entries[0].get("max_model_len") if entries else None}
+
+
+def prompt_pool(params: Params, model: str) -> list[list[int]]:
+    """Return the rows of token ids that prompts are cut from: the held-out text of this model.
+
+    Raises:
+        InputError: it was not made yet.
+    """
+    folder = Path("calib_data") / f"{params.evaluation.held_out}.{model}"
+    if not (folder / "tokens.json").is_file():
+        raise InputError(f"{folder} is missing. Run `uv run dvc repro calibrate@{folder.name}`.")
+    rows: list[list[int]] = jsonio.read_json(folder / "tokens.json")["input_ids"]
+    return rows
+
+
+def in_reach(
+    name: str, workload: Workload, facts: dict[str, Any], cell: Cell, params: Params, timed: results.Timed
+) -> list[Point]:
+    """Return the points that both servers can hold; note the others with the reason."""
+    seqs = serve_options(cell, params).get("max-num-seqs")
     points = []
     for point in workload.points:
-        key = f"c{point.concurrency}"
-        compared = compare(requests["B"].get(key, []), requests["A"].get(key, []), workload.output_tokens)
-        for side in ("candidate", "baseline"):
-            _check_point(compared[side], f"{name}, concurrency {point.concurrency}, {side}", workload.output_tokens)
-        points.append(point.model_dump() | compared)
-    return {
-        "prompt_tokens": workload.prompt_tokens,
-        "output_tokens": workload.output_tokens,
-        "order": workload.order,
-        "legs": legs,
-        "points": points,
-    }
+        why = [out_of_reach(point, workload, fact | {"max_num_seqs": seqs}) for fact in facts.values()]
+        if any(why):
+            timed.leave_out(name, point, next(w for w in why if w))
+        else:
+            points.append(point)
+    return points
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return round(sum(values) / len(values), 2) if values else None
-
-
-def _check_point(found: dict[str, Any], where: str, output_tokens: int) -> None:
-    """Fail when requests failed or answers have another length than the forced one.
-
-    Raises:
-        WorkError: the numbers would not mean what their name says.
-    """
-    if found["errors"] or found["ttft_ms"]["n"] == 0:
-        raise WorkError(f"{found['errors']} requests failed at {where}; {found['ttft_ms']['n']} succeeded.")
-    if not found["output_tokens_ok"]:
-        raise WorkError(f"At {where} some answers did not have the forced {output_tokens} tokens.")
-
-
-def run_leg(workload: Workload, server: Server, cell: Cell, folder: Path, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Run AIPerf once over every point of the workload against one server; return the requests of each point."""
-    folder.mkdir(parents=True)
-    config = folder / "aiperf.yaml"
-    config.write_text(yaml.safe_dump(aiperf_config(workload, server, cell, folder, seed), sort_keys=False), "utf-8")
-    env = {k: v for k, v in child_env(HF_HUB_DISABLE_TELEMETRY="1").items() if k not in AIPERF_DROPS}
-    tool = Path(sys.executable).with_name("aiperf")
-    log = folder / "aiperf.log"
-    limit_s = leg_limit_s(workload)
-    start = time.monotonic()
-    with log.open("wb") as sink, Guarded([str(tool), "profile", "--config", str(config)], env, sink) as job:
-        while (code := job.process.poll()) is None:
-            server.check_alive("during the benchmark")
-            if time.monotonic() - start > limit_s:
-                raise WorkError(
-                    f"{server.cell.name} did not finish a leg within {limit_s:.0f} s; logs {server.log}, {log}."
-                )
-            time.sleep(0.5)
-    export = folder / "profile_export.jsonl"
-    if code != 0 or not export.is_file():
-        raise WorkError(
-            f"AIPerf ended with exit code {code} and {'an' if export.is_file() else 'no'} export; log {log}."
+def run_workload(
+    name: str, workload: Workload, points: list[Point], servers: dict[str, Server], cell: Cell, scratch: Path,
+    pool: list[list[int]], timed: results.Timed,
+) -> None:  # fmt: skip
+    """Time every leg of the order (A baseline, B candidate) and add the workload to `timed`."""
+    legs: list[tuple[str, Leg]] = []
+    for number, side in enumerate(workload.sides if points else ""):
+        # Against itself: the same server, streamed (B) and not streamed (A).
+        split = workload.against == "not-streamed"
+        streaming = side == "B" if split else workload.streaming
+        server = servers["B"] if split or workload.order == "A" else servers[side]
+        leg = settle(name, workload, points, server, cell, streaming, scratch / f"{name}.{number}{side}", pool)
+        legs.append((side, leg))
+        wall, busy = leg.beside["wall_s"], leg.beside["load_s"]
+        print(
+            f"{name} leg {number + 1}/{len(workload.sides)} ({side}): {wall:.0f} s, {busy:.0f} s of it load", flush=True
         )
-    return read_export(export)
+    timed.add(name, workload, points, legs)
 
 
-def leg_limit_s(workload: Workload) -> float:
-    """Return how long a leg may take: two minutes, and for every round of requests half a second a token."""
-    rounds = sum((p.requests + p.warmup) / p.concurrency for p in workload.points)
-    return 120 + rounds * (0.5 * workload.output_tokens + 0.02 * workload.prompt_tokens)
+def settle(
+    name: str, workload: Workload, points: list[Point], server: Server, cell: Cell, streaming: bool, folder: Path,
+    pool: list[list[int]],
+) -> Leg:  # fmt: skip
+    """Run a leg; while a point had not settled and retries are left, run it again with twice the warm-up."""
+    for attempt in range(workload.warmup_retries + 1):
+        where = folder.with_name(f"{folder.name}.try{attempt}") if attempt else folder
+        plan = Plan(workload, points, pool, cell.model, streaming, f"{name}.{where.name}")
+        leg = run_leg(plan, server, where)
+        unsettled = results.unsettled(points, leg)
+        if not unsettled or attempt == workload.warmup_retries:
+            return leg
+        print(f"{name}: not settled at {', '.join(unsettled)}; again with twice the warm-up", flush=True)
+        points = [p.model_copy(update={"warmup": 2 * p.warmup}) if p.name in unsettled else p for p in points]
+    raise AssertionError("unreachable")
 
-
-def aiperf_config(workload: Workload, server: Server, cell: Cell, folder: Path, seed: int) -> dict[str, Any]:
-    """Return AIPerf's configuration: for each point an uncounted warm-up phase and a counted one, distinct prompts."""
-    phases = []
-    for point in workload.points:
-        load = {"type": "concurrency", "concurrency": point.concurrency}
-        name = f"c{point.concurrency}"
-        phases.append({"name": f"warm-{name}", "kind": "warmup", **load, "requests": point.warmup})
-        phases.append({"name": name, "kind": "profiling", **load, "requests": point.requests})
-    total = sum(phase["requests"] for phase in phases)
-    return {
-        "schemaVersion": "2.0",
-        "randomSeed": seed,
-        "benchmark": {
-            "model": cell.model,
-            "endpoint": {
-                "url": server.url,
-                "type": "completions",
-                "streaming": True,
-                "useServerTokenCount": True,
-                "extra": {"ignore_eos": True, "min_tokens": workload.output_tokens, "temperature": 0},
-            },
-            "tokenizer": {"name": str(Path("artifacts/models") / cell.model)},
-            "dataset": {
-                "type": "synthetic",
-                "entries": total,
-                "isl": {"mean": workload.prompt_tokens, "stddev": 0},
-                "osl": {"mean": workload.output_tokens, "stddev": 0},
-            },
-            "phases": phases,
-            "artifacts": {"dir": str(folder)},
-            "runtime": {"ui": "none", "workers": 1, "recordProcessors": 1},
-        },
-    }
-
-
-def read_export(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Read AIPerf's per-request records of the counted phases, in this project's names and units.
-
-    AIPerf's inter_token_latency is (latency - TTFT) / (output tokens - tokens of the first chunk): our tpot_ms. Its
-    inter_chunk_latency is the list of gaps between chunks. Both are checked to be milliseconds.
-
-    Raises:
-        WorkError: a record has other units than expected.
-    """
-    found: dict[str, list[dict[str, Any]]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        meta, metrics = record["metadata"], record["metrics"]
-        if meta["phase_kind"] != "profiling":
-            continue
-        row: dict[str, Any] = {"start_ns": meta["request_start_ns"], "end_ns": meta["request_end_ns"]}
-        row["error"] = record.get("error") or ("cancelled" if meta.get("was_cancelled") else None)
-        if not row["error"]:
-            for ours, theirs in NAMES.items():
-                entry = metrics[theirs]
-                if entry["unit"] != "ms":
-                    raise WorkError(f"AIPerf gives {theirs} in {entry['unit']}, milliseconds were expected.")
-                row[ours] = entry["value"]
-            row["output_tokens"] = metrics["output_sequence_length"]["value"]
-        found.setdefault(meta["phase_name"], []).append(row)
-    return found
-
-
-NAMES = {
-    "ttft_ms": "time_to_first_token",
-    "tpot_ms": "inter_token_latency",
-    "e2e_ms": "request_latency",
-    "inter_chunk_ms": "inter_chunk_latency",
-}
 
 if __name__ == "__main__":
-    os.environ.pop("HF_HUB_OFFLINE", None)
+    for variable in DROPPED:
+        os.environ.pop(variable, None)
     run_main(main)

@@ -30,7 +30,7 @@ def _shorter(params: dict) -> None:  # type: ignore[type-arg]
     ]
     params["tasks"]["facts"]["limit"] = 40
     params["calib_sets"]["held-out"]["samples"] = 8
-    smoke = params["workloads"]["smoke-64-24"]
+    smoke = params["workloads"]["smoke-64-16"]
     smoke["points"] = [{"concurrency": 2, "requests": 6, "warmup": 2}]
     smoke["output_tokens"] = 8
 
@@ -69,7 +69,7 @@ def test_every_served_cell_is_evaluated_on_its_server(ended) -> None:  # type: i
 def test_every_served_cell_is_timed_beside_its_baseline(ended) -> None:  # type: ignore[no-untyped-def]
     for recipe in SERVED:
         found = _read(ended, f"results/smollm2-135m.{recipe}.vllm.cpu/bench.json")
-        (point,) = found["workloads"]["smoke-64-24"]["points"]
+        (point,) = found["workloads"]["smoke-64-16"]["points"]
         assert found["is_baseline"] == (recipe == "bf16")
         for side in ("candidate", "baseline"):
             assert point[side]["output_tokens_ok"]

@@ -1,4 +1,4 @@
-"""The arithmetic of measures: fidelity, paired accuracy, percentiles, ratios, the canary."""
+"""The arithmetic of measures: fidelity, paired accuracy, the canary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from hypothesis.extra.numpy import arrays
 from pipeline.canary import fault, judge
 from pipeline.fidelity import Logprobs, bootstrap_by_window, bucketed_kl, perplexity, summarize
 from pipeline.paired import compare_items
-from pipeline.timing import compare, point, ratios, statistic
 
 VOCAB, K = 40, 8
 
@@ -106,57 +105,6 @@ def test_other_items_are_refused() -> None:
         compare_items({"a": 1.0, "b": 0.0}, {"a": 1.0, "c": 0.0})
 
 
-@pytest.mark.parametrize(("n", "shown"), [(28, []), (29, ["p90"]), (59, ["p90", "p95"]), (298, ["p90", "p95"]),
-                                          (299, ["p90", "p95", "p99"])])  # fmt: skip
-def test_percentiles_need_samples(n: int, shown: list[str]) -> None:
-    found = statistic([float(i) for i in range(n)])
-    assert [p for p in ("p90", "p95", "p99") if found[p] is not None] == shown
-    for name, reason in found["not_measured"].items():
-        assert found[name] is None
-        assert reason.startswith(f"{n} samples, {name} needs")
-
-
-def _requests(e2e_ms: list[float], tokens: int = 8) -> list[dict[str, object]]:
-    rows, clock = [], 0
-    for value in e2e_ms:
-        end = clock + int(value * 1e6)
-        rows.append({"start_ns": clock, "end_ns": end, "ttft_ms": value / 4, "tpot_ms": value / 8, "e2e_ms": value,
-                     "output_tokens": tokens, "inter_chunk_ms": [1.0] * (tokens - 1), "error": None})  # fmt: skip
-        clock = end
-    return rows
-
-
-def test_throughput_is_tokens_over_the_wall_time_of_the_window() -> None:
-    found = point([_requests([1000.0] * 5)], 8)
-    assert found["output_tok_s"] == pytest.approx(8.0)
-    assert found["request_s"] == pytest.approx(1.0)
-    assert found["output_tokens_ok"]
-
-
-def test_short_answers_and_errors_are_seen() -> None:
-    rows = _requests([10.0] * 4)
-    rows[0]["output_tokens"] = 7
-    assert not point([rows], 8)["output_tokens_ok"]
-    rows[1]["error"] = "500"
-    assert point([rows], 8)["errors"] == 1
-
-
-def test_twice_as_fast_is_a_ratio_of_two() -> None:
-    rng = np.random.default_rng(5)
-    slow = [float(x) for x in 1000 + rng.normal(0, 20, 40)]
-    found = compare([_requests([x / 2 for x in slow])], [_requests(slow)], 8)
-    assert found["ratio"]["output_tok_s"] == pytest.approx(2.0)
-    assert found["ratio"]["e2e_ms"] == pytest.approx(0.5)
-    low, high = found["ratio_ci95"]["output_tok_s"]
-    assert low < 2.0 < high
-    assert high - low < 0.2
-
-
-def test_ratios_of_nothing_are_null_not_numbers() -> None:
-    found = ratios([], _requests([1.0]))
-    assert found["ratio"] == {"ttft_ms": None, "tpot_ms": None, "e2e_ms": None}
-
-
 @pytest.mark.parametrize(("text", "reason"), [
     ("", "empty"),
     ("the sea " * 30, "repeated"),
@@ -189,19 +137,6 @@ def test_canary_fails_when_all_but_one_answer_run_on() -> None:
     answers = [{"text": "The sea is wide and blue.", "finish_reason": "length"}] * 23
     found = judge(prompts, [*answers, {"text": "It ends.", "finish_reason": "stop"}])
     assert found["failures"][0]["reason"] == "endless: 1 answers ended by themselves"
-
-
-def test_the_same_server_in_abba_order_has_a_ratio_of_one() -> None:
-    legs = [_requests([100.0, 110.0, 90.0, 105.0, 95.0, 100.0]) for _ in range(4)]
-    for number, leg in enumerate(legs):
-        for row in leg:
-            row["start_ns"] += number * 10**10  # type: ignore[operator]
-            row["end_ns"] += number * 10**10  # type: ignore[operator]
-    found = compare([legs[1], legs[2]], [legs[0], legs[3]], 8)
-    assert found["ratio"]["output_tok_s"] == pytest.approx(1.0)
-    low, high = found["ratio_ci95"]["output_tok_s"]
-    assert low < 1.0 < high
-    assert found["baseline"]["output_tok_s"] == pytest.approx(8 * 6 / 0.6)
 
 
 def test_one_item_has_no_interval_and_no_nan() -> None:

@@ -119,15 +119,6 @@ def test_the_cause_of_death_is_the_first_error_not_the_last(tmp_path: Path) -> N
     assert "wrote nothing" in serving.death_reason(log)
 
 
-def test_prefix_cache_hit_rate_is_hits_over_queries() -> None:
-    page = (
-        'vllm:prefix_cache_queries_total{engine="0",model_name="m"} 400.0\n'
-        'vllm:prefix_cache_hits_total{engine="0",model_name="m"} 100.0\n'
-    )
-    assert serving.hit_rate(page) == 0.25
-    assert serving.hit_rate("other 1") is None
-
-
 def test_a_port_in_use_is_refused_before_anything_starts() -> None:
     import socket
 

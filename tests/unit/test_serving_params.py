@@ -206,12 +206,12 @@ def params_with(tmp_path: Path, change: Any) -> Any:
 
 def test_options_of_a_target_lie_over_those_of_its_device(tmp_path: Path) -> None:
     def change(raw: Any) -> None:
-        raw["serving"]["vllm-cuda"] = {"max-num-seqs": 32, "max-model-len": 2048}
+        raw["serving"]["vllm-cuda"] = {"max-num-seqs": 32, "max-model-len": 16384}
         raw["serving"]["vllm-l40s"] = {"max-num-seqs": 8}
 
     params = params_with(tmp_path, change)
-    assert own_options(params, "vllm", "l40s") == {"max-num-seqs": 8, "max-model-len": 2048}
-    assert own_options(params, "vllm", "h100") == {"max-num-seqs": 32, "max-model-len": 2048}
+    assert own_options(params, "vllm", "l40s") == {"max-num-seqs": 8, "max-model-len": 16384}
+    assert own_options(params, "vllm", "h100") == {"max-num-seqs": 32, "max-model-len": 16384}
 
 
 @pytest.mark.parametrize(

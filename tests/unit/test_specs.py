@@ -53,11 +53,22 @@ CASES = {
         lambda r: r["recipes"]["awq"].update(calib_samples=999), ["wants 999 samples, its set has 128"]),
     "a measured row without its baseline": (
         lambda r: r["matrix"][0]["recipes"].remove("bf16"), ["measure: true needs the baseline 'bf16'"]),
-    "nothing to time": (lambda r: r.update(benchmark=[]), ["benchmark names no workload", "smoke-64-24"]),
-    "two points of one concurrency": (
-        lambda r: r["workloads"]["smoke-64-24"]["points"][1].update(concurrency=1), ["two points of one concurrency"]),
+    "nothing to time": (lambda r: r.update(benchmark=[]), ["benchmark names no workload", "smoke-64-16"]),
+    "two points of one load": (
+        lambda r: r["workloads"]["smoke-64-16"]["points"][1].update(concurrency=1), ["points are one load: c1, c1"]),
+    "a closed and an open load in one": (
+        lambda r: r["workloads"]["smoke-64-16"]["points"][1].update(rate=1), ["points.1", "concurrency (closed loop)"]),
+    "a duration of a closed load": (
+        lambda r: r["workloads"]["smoke-64-16"]["points"].append({"concurrency": 2, "duration_s": 9, "warmup": 1}),
+        ["duration_s needs a rate"]),
+    "a misspelt key of a mix": (
+        lambda r: r["workloads"]["closed-mixed"]["mix"][0].update(shares=1), ["Did you mean 'share'"]),
+    "shares that are not 1": (
+        lambda r: r["workloads"]["closed-mixed"]["mix"][0].update(share=0.5), ["add up to 1.1"]),
+    "an unknown workload of a target": (
+        lambda r: r["targets"]["h200"].update(workloads=["closed-128-12"]), ["Did you mean 'closed-128-128'"]),
     "a workload longer than the context": (
-        lambda r: r["workloads"]["smoke-64-24"].update(prompt_tokens=4000), ["needs 4024 tokens", "2048"]),
+        lambda r: r["workloads"]["smoke-64-16"].update(prompt_tokens=4000), ["needs 4016 tokens", "2048"]),
     "a misspelt device under serving": (
         lambda r: r["serving"].update({"vllm-cpuu": {}}), ["Did you mean 'vllm-cpu'"]),
     "a model from a text file": (
@@ -94,14 +105,14 @@ CASES = {
         lambda r: r.update(allow_unknown=["int8-w8a8.vllm.b200"]), ["no INT8 W8A8 kernel", "only what is unknown"]),
     "no group size": (lambda r: r["recipes"]["int4"].pop("group_size"), ["recipes.int4", "needs a group_size"]),
     "no calibration set": (lambda r: r["recipes"]["int8"].pop("calib_set"), ["recipes.int8", "needs a calib_set"]),
-    "unknown workload": (lambda r: r["benchmark"].append("smoke-64-25"), ["Did you mean 'smoke-64-24'"]),
+    "unknown workload": (lambda r: r["benchmark"].append("smoke-64-15"), ["Did you mean 'smoke-64-16'"]),
     "a branch instead of a commit": (
         lambda r: r["models"]["smollm2-135m"].update(source="hf:org/name@main"),
         ["needs a 40-hex commit", "'main'", "git ls-remote https://huggingface.co/org/name HEAD"]),
     "remote code of a local folder": (
         lambda r: r["models"]["smollm2-135m"].update(trust_remote_code=True), ["needs an hf: source"]),
     "a concurrency of zero": (
-        lambda r: r["workloads"]["smoke-64-24"]["points"][0].update(concurrency=0), ["concurrency", "greater than 0"]),
+        lambda r: r["workloads"]["smoke-64-16"]["points"][0].update(concurrency=0), ["concurrency", "greater than 0"]),
 }  # fmt: skip
 
 
