@@ -218,7 +218,7 @@ def test_options_of_a_target_lie_over_those_of_its_device(tmp_path: Path) -> Non
     ("key", "options", "says"),
     [
         ("vllm-cudo", {}, "no runtime and device 'vllm-cudo'.*Did you mean 'vllm-cuda'"),
-        ("vllm-cuda", {"max-model-len": 80}, "workload smoke-64-24 needs 88 tokens"),
+        ("vllm-cuda", {"max-model-len": 80}, "workload closed-128-128 needs 256 tokens"),
         ("vllm-l40s", {"gpu-memory-utilization": 0}, "serving.vllm-l40s.*gpu_memory_utilization is 0"),
     ],
 )
@@ -239,7 +239,7 @@ def test_a_package_for_a_gpu_gets_proposals_and_the_users_own(tmp_path: Path) ->
     )
     options = serve_options(Cell("smollm2-135m", "gptq", "vllm", "l40s"), params, model_config())
     assert options["max-num-seqs"] == 12 and options["quiet"] is True
-    assert options["tensor-parallel-size"] == 1 and options["max-model-len"] == 4096
+    assert options["tensor-parallel-size"] == 1 and options["max-model-len"] == 6400
     cpu = serve_options(Cell("smollm2-135m", "gptq", "vllm", "cpu"), params, model_config())
     assert "gpu-memory-utilization" not in cpu and cpu["max-num-seqs"] == 16
 
@@ -251,7 +251,7 @@ def test_the_plan_shows_cells_with_equal_parameters_on_one_line() -> None:
                         ("bf16", "cpu", "native"))
     ]  # fmt: skip
     text = compact(PARAMS, {"smollm2-135m": model_config()}, cells)
-    assert text.count("tensor_parallel_size 1, max_model_len 4096") == 1
+    assert text.count("tensor_parallel_size 1, max_model_len 6400") == 1
     assert "2 cells: bf16 on l40s, gptq on h100" in text and "b200" not in text
     assert "not fetched yet" in compact(PARAMS, {}, cells)
     big = {"smollm2-135m": config("llama-3-70b")}
@@ -269,7 +269,9 @@ def test_all_sizes_of_a_cell_are_plain_data() -> None:
     found = sizes(PARAMS, CellIds("smollm2-135m", "gptq", "vllm", "l40s"), model_config(), "native")
     assert json.loads(json.dumps(found)) == found
     assert found["fits_at"] == [1] and found["problem"] is None
-    assert [p["concurrency"] for p in found["predicted"]] == [1, 4]
+    fits = [n for n in PARAMS.workloads_of(PARAMS.targets["l40s"]) if PARAMS.workloads[n].longest <= 8192]
+    closed = [(n, p.concurrency) for n in fits for p in PARAMS.workloads[n].points if p.concurrency]
+    assert [(p["workload"], p["concurrency"]) for p in found["predicted"]] == closed and "closed-8192-512" not in fits
     assert all(p["output_tok_s"] > 0 and p["prefill_ms"] > 0 for p in found["predicted"])
     lost = sizes(PARAMS, CellIds("smollm2-135m", "bf16", "vllm", "l40s"), config("llama-3-70b"), "native")
     assert "does not fit" in lost["problem"] and lost["serving"] == [] and lost["fits_at"] == [4, 8]
