@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from pipeline.commands import Call, planning, proving, running, showing
+from pipeline.commands import Call, evidence, planning, proving, running, showing
 from pipeline.errors import QuantpressError
 
-GROUPS = (planning, proving, showing, running)
+GROUPS = (planning, proving, evidence, showing, running)
 
 
 def parser() -> argparse.ArgumentParser:
