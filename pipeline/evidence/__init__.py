@@ -1,1 +1,1 @@
-"""Evidence: paired statistics, verdicts against margins, the policy and the gate. Pure; numpy, scipy and pydantic only."""
+"""Evidence: paired statistics, verdicts against margins, the policy and the gate. Pure."""

@@ -4,8 +4,8 @@
 (worse - better) / items, so that more is worse.
 
 Sources: mid-p McNemar: Fagerland, Lydersen, Laake, BMC Med Res Methodol 13:91 (2013); score interval of a paired
-difference: Tango, Statist. Med. 17 (1998) 891-908; Holm, Scand. J. Statist. 6 (1979) 65-70; one added half per cell for a
-standard error that does not vanish without flips: Agresti and Min, Statist. Med. 24 (2005) 729-740.
+difference: Tango, Statist. Med. 17 (1998) 891-908; Holm, Scand. J. Statist. 6 (1979) 65-70; half an item added to each
+cell, for an error that does not vanish without flips: Agresti and Min, Statist. Med. 24 (2005) 729-740.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """How many items a comparison needs, and the smallest damage that a number of items can show.
 
-Paired binary items, normal approximation: with a share `flips` of items whose correctness differs between the two models
-and a true damage d, the difference of accuracies has the standard error sqrt((flips - d^2) / n); see arXiv:2411.00640
-(section on paired differences) and Connor, Biometrics 43 (1987) 207-211 for McNemar's test. One-sided, because only damage
-is asked for.
+Paired binary items, normal approximation: with a share `flips` of items whose correctness differs between the two
+models and a true damage d, the difference of accuracies has the standard error sqrt((flips - d^2) / n); see
+arXiv:2411.00640 (paired differences) and Connor, Biometrics 43 (1987) 207-211 (McNemar's test). One-sided, because only
+damage is asked for.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def check(flips: float, margin: float, damage: float, alpha: float, power: float
         raise InputError(f"--damage is a share between -1 and 1, not {damage:g}.")
     if abs(damage) > flips:
         raise InputError(
-            f"--damage {damage:g} is more than --flips {flips:g}: accuracy cannot change by more than the share of items "
-            "that flip."
+            f"--damage {damage:g} is more than --flips {flips:g}: accuracy cannot change by more than the share of "
+            "items that flip."
         )
     if damage >= margin:
         raise InputError(f"--damage {damage:g} is not below --margin {margin:g}: there is nothing to pass.")

@@ -27,11 +27,11 @@ FEWEST_CLUSTERS = 8
 class Comparison:
     """One comparison with one margin; `damage`, `margin`, `bound`, `detectable` are in the same unit, more is worse.
 
-    damage: as seen. bound: upper one-sided bound of it. detectable: the smallest damage that this sample tells from none
-    at the promised power. fails_from: the true damage from which a FAIL is promised at that power. items: how many were
-    compared, in units of `item`. needed: items for a PASS if there is no damage; needed_as_seen: items for a firm answer if
-    the true damage is what was seen, None if no number would do. p_pass, p_fail: one-sided p-values of "at or above the
-    margin" and of "at or below it".
+    damage: as seen. bound: upper one-sided bound of it. detectable: the smallest damage that this sample tells from
+    none at the promised power. fails_from: the true damage from which a FAIL is promised at that power. items: how many
+    were compared, in units of `item`. needed: items for a PASS if there is no damage; needed_as_seen: items for a firm
+    answer if the true damage is what was seen, None if no number would do. p_pass, p_fail: one-sided p-values of "at or
+    above the margin" and of "at or below it".
     """
 
     damage: float
