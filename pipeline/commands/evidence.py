@@ -38,12 +38,11 @@ def _power(args: argparse.Namespace) -> int:
         print(json.dumps(answer))
         return 0
     print(
-        f"{items:,} items show at one-sided {args.alpha:.0%} and power {args.power:.0%} that the loss of accuracy is below "
-        f"{100 * args.margin:g} pp,\nif {args.flips:.1%} of the items flip and the true loss is {100 * args.damage:g} pp."
+        f"{items:,} items show at one-sided {args.alpha:.0%} and power {args.power:.0%} that the loss of accuracy is "
+        f"below {100 * args.margin:g} pp,\nif {args.flips:.1%} of the items flip and the true loss is "
+        f"{100 * args.damage:g} pp."
     )
-    print(
-        f"With {have:,} items the smallest loss that is told from none {args.power:.0%} of the time: {100 * seen:.2f} pp."
-    )
+    print(f"With {have:,} items the smallest loss told from none {args.power:.0%} of the time: {100 * seen:.2f} pp.")
     return 0
 
 

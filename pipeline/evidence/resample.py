@@ -38,7 +38,8 @@ def cluster_mean(values: Array, cluster: NDArray[Any], seed: int = 0) -> Estimat
         seed: of the resampling; the same seed gives the same error.
     """
     _, inverse = np.unique(cluster, return_inverse=True)
-    return ratio_of_sums(np.bincount(inverse, weights=values), np.bincount(inverse).astype(float), seed)
+    sums = np.bincount(inverse, weights=values).astype(np.float64)
+    return ratio_of_sums(sums, np.bincount(inverse).astype(np.float64), seed)
 
 
 def ratio_of_sums(above: Array, below: Array, seed: int = 0, log: bool = False) -> Estimate:

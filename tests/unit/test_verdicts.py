@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import subprocess
@@ -24,7 +25,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(("flips", "margin", "items"), [
-    (0.02, 0.01, 1237), (0.05, 0.005, 12366), (0.05, 0.01, 3092), (0.05, 0.02, 773), (0.10, 0.03, 687), (0.15, 0.05, 371),
+    (0.02, 0.01, 1237), (0.05, 0.005, 12366), (0.05, 0.01, 3092), (0.05, 0.02, 773),
+    (0.10, 0.03, 687), (0.15, 0.05, 371),
 ])  # fmt: skip
 def test_items_needed_is_the_normal_approximation(flips: float, margin: float, items: int) -> None:
     assert power.items_needed(flips, margin) == items
@@ -113,7 +115,7 @@ def test_holm_is_between_the_raw_and_the_bonferroni_value_and_keeps_the_order(p:
     assert list(found) == list(p)
     assert all(p[k] <= found[k] <= min(1.0, p[k] * len(p)) + 1e-12 for k in p)
     ordered = sorted(p, key=lambda k: p[k])
-    assert all(found[a] <= found[b] + 1e-12 for a, b in zip(ordered, ordered[1:], strict=False))
+    assert all(found[a] <= found[b] + 1e-12 for a, b in itertools.pairwise(ordered))
 
 
 def test_many_blocking_tasks_raise_the_bar_for_fail() -> None:
