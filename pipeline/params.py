@@ -15,6 +15,7 @@ from pipeline.specs import (
     Evaluation,
     MatrixRow,
     Model,
+    NoiseFloor,
     Params,
     Point,
     Recipe,
@@ -90,4 +91,6 @@ def _known_keys(parents: list[Any]) -> list[str]:
         return list(Params.model_fields)
     if "points" in parents:
         return list(Point.model_fields)
+    if "noise_floor" in parents:
+        return list(NoiseFloor.model_fields)
     return list(sections.get(str(parents[0]), Params).model_fields)
