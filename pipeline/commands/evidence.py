@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from pipeline.commands import Add
 
@@ -46,6 +47,22 @@ def _power(args: argparse.Namespace) -> int:
     return 0
 
 
+def _gate(args: argparse.Namespace) -> int:
+    from pipeline import jsonio
+    from pipeline.evidence.gate import gate
+    from pipeline.evidence.summary import markdown
+
+    record = gate(Path("."))
+    if args.check:
+        print(markdown(record), end="")
+        return int(record["exit_code"])
+    jsonio.write_json(args.out, record)
+    for name, cell in record["cells"].items():
+        print(f"{name}: {cell['verdict']}{' (decides)' if cell['ship'] else ''}")
+    print(f"{args.out}: {record['verdict']}. `python -m pipeline gate --check` says why and ends with the exit code.")
+    return 0
+
+
 def register(add: Add) -> None:
     """Add the commands of this module."""
     power = add("power", _power, "how many items a verdict needs, before a run")
@@ -56,3 +73,8 @@ def register(add: Add) -> None:
     power.add_argument("--power", type=float, default=0.8, help="chance to get the answer (default: 0.8)")
     power.add_argument("--items", type=int, help="also: the smallest damage that this many items see")
     power.add_argument("--json", action="store_true", help="one JSON object; the answer is in `items`")
+    gate = add("gate", _gate, "judge the results by policy.yaml and write artifacts/gate.json")
+    gate.add_argument(
+        "--check", action="store_true", help="write nothing, print Markdown; exit 0 PASS, 1 FAIL, 4 neither"
+    )
+    gate.add_argument("--out", type=Path, default=Path("artifacts/gate.json"), help="where the verdict is written")
