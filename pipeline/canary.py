@@ -5,18 +5,24 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from pipeline.evidence.answers import Answer, compare_answers
+
 KNOWN_NEEDED = 2
 ENDS_NEEDED = 2
 
 
-def judge(prompts: list[dict[str, Any]], answers: list[dict[str, Any]]) -> dict[str, Any]:
+def judge(
+    prompts: list[dict[str, Any]], answers: list[dict[str, Any]], baseline: list[Answer] | None = None
+) -> dict[str, Any]:
     """Judge the answers to the canary prompts.
 
-    It fails on any empty, repeated or wholly non-ASCII text, and when fewer than two known answers are right.
+    It fails on any empty, repeated or wholly non-ASCII text, when fewer than two known answers are right, and when a
+    prompt has another number of tokens than in the baseline: then the chat template or the tokenizer is another one.
 
     Args:
         prompts: dicts with id, prompt, max_tokens and, where the answer is known, known_answers (any one counts).
-        answers: in the same order, dicts with text and finish_reason.
+        answers: in the same order, dicts with text, finish_reason, tokens and prompt_tokens.
+        baseline: the baseline's answers to the same prompts, from `of_canary`.
     """
     failures = []
     asked = right = ended = 0
@@ -34,14 +40,40 @@ def judge(prompts: list[dict[str, Any]], answers: list[dict[str, Any]]) -> dict[
         failures.append({"id": "all", "reason": f"endless: {ended} answers ended by themselves", "text": ""})
     if right < min(KNOWN_NEEDED, asked):
         failures.append({"id": "known", "reason": f"only {right} of {asked} known answers are right", "text": ""})
+    lengths = compare_answers(baseline, of_canary(prompts, answers))
+    if differ := lengths["prompt_tokens_differ"]:
+        reason = (
+            f"another chat template or tokenizer: {differ} prompts have another number of tokens than in the baseline"
+        )
+        failures.append({"id": "template", "reason": reason, "text": ""})
     return {
         "passed": not failures,
         "prompts": len(prompts),
         "ended_by_itself": ended,
         "failures": failures,
         "known": {"asked": asked, "right": right},
+        "lengths": lengths,
         "answers": [{"id": p["id"], "text": a["text"][:300]} for p, a in zip(prompts, answers, strict=True)],
     }
+
+
+def of_canary(prompts: list[dict[str, Any]], answers: list[dict[str, Any]]) -> list[Answer]:
+    """Return the answers with their lengths and faults, as they are paired with another run's."""
+    found = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        reason = fault(answer["text"].strip()) or ""
+        found.append(
+            Answer(
+                id=prompt["id"],
+                tokens=int(answer.get("tokens") or 0),
+                cut=answer["finish_reason"] == "length",
+                empty=reason == "empty",
+                repeated=reason.startswith("repeated"),
+                unparsable=False,
+                prompt_tokens=answer.get("prompt_tokens"),
+            )
+        )
+    return found
 
 
 def _holds(text: str, option: str) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from pipeline.commands import Call, planning, proving, running, showing, sizing, support
+from pipeline.commands import Call, evidence, planning, proving, running, showing, sizing, support
 from pipeline.errors import QuantpressError
 
-GROUPS = (planning, support, sizing, proving, showing, running)
+GROUPS = (planning, support, sizing, proving, evidence, showing, running)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run a command and exit with 0 done, 1 the work failed, 2 the input is wrong, 3 this host cannot do it."""
+    """Run a command; exit: 0 done, 1 the work failed, 2 wrong input, 3 this host cannot do it, 4 inconclusive."""
     args = parser().parse_args(argv)
     try:
         code = args.call(args)

@@ -2,7 +2,7 @@
 
 Both servers give the log-probabilities of their top-k tokens and of the token that stands in the text. All other tokens
 are merged into one bucket; by the data-processing inequality the KL of the merged distributions is a lower bound on the
-true KL. Pure numpy.
+true KL. Intervals resample whole windows (10,000 times): the positions of one window are not independent. Pure.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.evidence.resample import cluster_mean
+
 Array = NDArray[np.float64]
-RESAMPLES = 10_000
 
 
 class Logprobs(NamedTuple):
@@ -56,26 +57,6 @@ def perplexity(actual: Array) -> float:
     return float(np.exp(-actual.mean()))
 
 
-def bootstrap_by_window(values: Array, window: NDArray[np.int64], seed: int = 0) -> tuple[float, float]:
-    """Return a 95% interval of the mean of `values`, resampling whole windows.
-
-    Positions of one window are not independent, so the window is the cluster.
-
-    Args:
-        values: float `[positions]`.
-        window: int `[positions]`, the cluster of each position.
-        seed: of the resampling.
-    """
-    labels, inverse = np.unique(window, return_inverse=True)
-    sums = np.bincount(inverse, weights=values)
-    counts = np.bincount(inverse)
-    rng = np.random.default_rng(seed)
-    picks = rng.integers(0, len(labels), size=(RESAMPLES, len(labels)))
-    means = sums[picks].sum(axis=1) / counts[picks].sum(axis=1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
-
-
 def summarize(baseline: Logprobs | None, candidate: Logprobs, top_k: int) -> dict[str, Any]:
     """Return the `fidelity` part of eval.json; what needs a baseline is null without one.
 
@@ -88,8 +69,11 @@ def summarize(baseline: Logprobs | None, candidate: Logprobs, top_k: int) -> dic
         "top_k": top_k,
         "perplexity": perplexity(candidate.actual),
         "top1_agreement_pct": None,
+        "top1_agreement_pct_ci95": None,
+        "top1_agreement_pct_se": None,
         "kl_mean": None,
         "kl_mean_ci95": None,
+        "kl_mean_se": None,
         "kl_median": None,
         "kl_p99": None,
         "kl_max": None,
@@ -98,6 +82,7 @@ def summarize(baseline: Logprobs | None, candidate: Logprobs, top_k: int) -> dic
         "baseline_perplexity": None,
         "perplexity_ratio": None,
         "perplexity_ratio_ci95": None,
+        "log_perplexity_ratio_se": None,
     }
     if baseline is None:
         return result
@@ -107,19 +92,26 @@ def summarize(baseline: Logprobs | None, candidate: Logprobs, top_k: int) -> dic
             f"against {len(candidate.actual)} positions"
         )
     kl = bucketed_kl(baseline, candidate)
-    gap = baseline.actual - candidate.actual
-    low, high = bootstrap_by_window(gap, candidate.window)
+    kl_mean = cluster_mean(kl, candidate.window)
+    same_first = 100.0 * (baseline.ids[:, 0] == candidate.ids[:, 0])
+    top1 = cluster_mean(same_first, candidate.window)
+    gap = cluster_mean(baseline.actual - candidate.actual, candidate.window)
+    span = gap.interval()
     shared = (baseline.ids[:, :, None] == candidate.ids[:, None, :]).any(axis=2)
     result |= {
-        "top1_agreement_pct": float(100 * (baseline.ids[:, 0] == candidate.ids[:, 0]).mean()),
-        "kl_mean": float(kl.mean()),
-        "kl_mean_ci95": list(bootstrap_by_window(kl, candidate.window)),
+        "top1_agreement_pct": top1.value,
+        "top1_agreement_pct_ci95": top1.interval(),
+        "top1_agreement_pct_se": top1.se,
+        "kl_mean": kl_mean.value,
+        "kl_mean_ci95": kl_mean.interval(),
+        "kl_mean_se": kl_mean.se,
         "kl_median": float(np.median(kl)),
         "kl_p99": float(np.quantile(kl, 0.99)),
         "kl_max": float(kl.max()),
         "shared_mass_mean": float(np.where(shared, np.exp(baseline.logprobs), 0.0).sum(axis=1).mean()),
         "baseline_perplexity": perplexity(baseline.actual),
-        "perplexity_ratio": float(np.exp(gap.mean())),
-        "perplexity_ratio_ci95": [float(np.exp(low)), float(np.exp(high))],
+        "perplexity_ratio": float(np.exp(gap.value)),
+        "perplexity_ratio_ci95": None if span is None else [float(np.exp(x)) for x in span],
+        "log_perplexity_ratio_se": gap.se,
     }
     return result

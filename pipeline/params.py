@@ -15,6 +15,7 @@ from pipeline.specs import (
     Evaluation,
     MatrixRow,
     Model,
+    NoiseFloor,
     Params,
     Recipe,
     Target,
@@ -41,6 +42,21 @@ def load_params(path: Path = Path("params.yaml")) -> Params:
     Raises:
         InputError: missing file, bad YAML, unknown key (nearest given), bad value, or a reference to no entry.
     """
+    raw = load_yaml(path, f"a mapping with the keys {', '.join(Params.model_fields)}")
+    try:
+        params = Params.model_validate(raw)
+    except ValidationError as error:
+        raise InputError(_explain(error, path)) from None
+    cross_check(params, path)
+    return params
+
+
+def load_yaml(path: Path, wanted: str) -> dict[str, Any]:
+    """Read a YAML mapping in which no key stands twice; `wanted` says what the file must hold.
+
+    Raises:
+        InputError: it is missing, no text, no YAML or no mapping.
+    """
     try:
         raw = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
     except UnicodeDecodeError as error:
@@ -51,13 +67,8 @@ def load_params(path: Path = Path("params.yaml")) -> Params:
         said = " ".join(str(error).split())
         raise InputError(f"{path} is not valid YAML: {said}") from None
     if not isinstance(raw, dict):
-        raise InputError(f"{path} must hold a mapping with the keys {', '.join(Params.model_fields)}.")
-    try:
-        params = Params.model_validate(raw)
-    except ValidationError as error:
-        raise InputError(_explain(error, path)) from None
-    cross_check(params, path)
-    return params
+        raise InputError(f"{path} must hold {wanted}.")
+    return raw
 
 
 def _explain(error: ValidationError, path: Path) -> str:
@@ -87,7 +98,7 @@ def _known_keys(parents: list[Any]) -> list[str]:
     }
     if not parents:
         return list(Params.model_fields)
-    for inner, model in (("points", Point), ("mix", Lengths)):
+    for inner, model in (("points", Point), ("mix", Lengths), ("noise_floor", NoiseFloor)):
         if inner in parents:
             return list(model.model_fields)
     return list(sections.get(str(parents[0]), Params).model_fields)

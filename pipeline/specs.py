@@ -106,23 +106,44 @@ class Target(_Strict):
 class Task(_Strict):
     """An lm-eval task or group; `metric` and `filter` as lm-eval names them, per item 0 or 1 (or a fraction).
 
-    `hub: true` needs data that only a connected host has.
+    `hub: true` needs data that only a connected host has. `tier`: the lowest tier that runs it. `smoke_items`: how many
+    items, chosen by a hash of their id, below the release tier (all if left out). `repeats` and `temperature`: of a
+    sampled reasoning task, in the release tier. `when`: only where the KV cache is quantized.
     """
 
     lm_eval: str
     metric: str = "acc"
     filter: str = "none"
     hub: bool = False
-    limit: int | None = Field(default=None, gt=0)
     num_fewshot: int | None = Field(default=None, ge=0)
+    tier: Literal["smoke", "release"] = "smoke"
+    smoke_items: int | None = Field(default=None, gt=0)
+    repeats: int = Field(default=1, gt=0)
+    temperature: float | None = Field(default=None, ge=0)
+    when: Literal["kv-cache-quantized"] | None = None
+
+    @model_validator(mode="after")
+    def _sampled(self) -> Task:
+        if self.repeats > 1 and not self.temperature:
+            raise ValueError("repeats without a temperature ask the same greedy question again; give a temperature")
+        return self
+
+
+class NoiseFloor(_Strict):
+    """How much of the evaluation the baseline answers a second time: items per task, held-out windows."""
+
+    items: int = Field(default=100, gt=0)
+    windows: int = Field(default=16, gt=1)
 
 
 class Evaluation(_Strict):
-    """What evaluate does: tasks by id, the held-out set, the number of logprobs kept per position."""
+    """What evaluate does: tasks by id, the held-out set, the number of logprobs kept per position, the tier."""
 
     tasks: list[Id]
     held_out: Id
     top_k: int = Field(default=20, ge=1, le=20)
+    tier: Literal["canary", "fidelity", "smoke", "release"] = "smoke"
+    noise_floor: NoiseFloor | None = None
 
 
 class MatrixRow(_Strict):

@@ -1,8 +1,7 @@
-"""Evaluate one cell on its own server: coherence canary, token fidelity against the baseline, lm-eval tasks."""
+"""Evaluate one cell on its own server: coherence canary, token fidelity against the baseline, tasks, noise floor."""
 
 from __future__ import annotations
 
-import concurrent.futures
 import json
 import shutil
 import time
@@ -13,19 +12,155 @@ import numpy as np
 import yaml
 
 from pipeline import fidelity, host, jsonio
-from pipeline.canary import judge
-from pipeline.errors import InputError, WorkError, unknown
+from pipeline.canary import judge, of_canary
+from pipeline.errors import InputError, WorkError
+from pipeline.evidence.answers import Answer, compare_answers
+from pipeline.evidence.tiers import TIERS, Run, choose, runs
 from pipeline.fidelity import Logprobs
 from pipeline.making import arguments
 from pipeline.package import Cell
 from pipeline.paired import compare_items
 from pipeline.params import load_params
-from pipeline.program import first_line, lock_sha256, run_main, versions
+from pipeline.program import lock_sha256, run_main, versions
 from pipeline.serving import Server
-from pipeline.specs import Params, Task
+from pipeline.specs import Params
+from stages.client.asking import ask_canary, canary_prompts, held_out_rows, read_windows
+from stages.client.harness import Answered, context_length, run_task
 
-HERE = Path("stages/client")
-WINDOWS_IN_FLIGHT = 4
+SCHEMA = "quantpress.eval/2"
+AGAIN = "Evaluate the baseline again: `uv run dvc repro -f evaluate@<baseline>`."
+
+
+class Evaluation:
+    """One evaluation of one cell; `reference` is the baseline's folder, None when the cell is the baseline."""
+
+    def __init__(self, server: Server, params: Params, reference: Path | None, scratch: Path) -> None:
+        """Remember what every part needs and read what the parts share."""
+        self.server, self.params, self.reference = server, params, reference
+        self.keep = scratch / "reference"
+        self.scratch = scratch
+        self.keep.mkdir()
+        self.level = TIERS.index(params.evaluation.tier)
+        self.start = time.monotonic()
+        self.texts: list[str] = []
+        self.logprobs: Logprobs | None = None
+        self.answered: dict[str, Answered] = {}
+
+    def say(self, text: str) -> None:
+        """Print a line with the time since the start."""
+        print(f"{time.monotonic() - self.start:.0f} s  {text}", flush=True)
+
+    def canary(self) -> dict[str, Any]:
+        """Ask the fixed prompts and judge the answers."""
+        prompts = canary_prompts()
+        answers = ask_canary(self.server, prompts)
+        self.texts = [a["text"] for a in answers]
+        jsonio.write_json(self.keep / "answers.canary.json", [a._asdict() for a in of_canary(prompts, answers)])
+        found = pair(lambda: judge(prompts, answers, self.their_answers("canary")))
+        self.say(f"canary: {'passed' if found['passed'] else 'FAILED'}")
+        return found
+
+    def their_answers(self, name: str) -> list[Answer] | None:
+        """Return the baseline's answers of the canary or a task, or None for the baseline itself."""
+        if self.reference is None:
+            return None
+        path = self.reference / f"answers.{name}.json"
+        if not path.is_file():
+            raise WorkError(
+                f"{path} is missing: evaluate the baseline again, `uv run dvc repro -f evaluate@<baseline>`."
+            )
+        return [Answer(**row) for row in jsonio.read_json(path)]
+
+    def fidelity(self) -> dict[str, Any] | None:
+        """Read the held-out windows and compare with the baseline's stored distributions."""
+        if self.level < TIERS.index("fidelity"):
+            return None
+        rows, k = held_out_rows(self.params, self.server.cell.model), self.params.evaluation.top_k
+        mine = read_windows(self.server, rows, list(range(len(rows))), k)
+        np.savez_compressed(self.keep / "logprobs.npz", **mine._asdict())
+        self.logprobs = mine
+        theirs = None
+        if self.reference:
+            with np.load(self.reference / "logprobs.npz", allow_pickle=False) as stored:
+                theirs = Logprobs(**{name: stored[name] for name in Logprobs._fields})
+        found = pair(lambda: fidelity.summarize(theirs, mine, k))
+        self.say(f"fidelity: perplexity {found['perplexity']:.3f}, KL {found['kl_mean']}")
+        return found
+
+    def tasks(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """Run the tasks of the tier, keep every sample, and pair them with the baseline's by item."""
+        cell = self.server.cell
+        serve = yaml.safe_load((cell.deploy / "serve.yaml").read_text(encoding="utf-8"))
+        chosen, not_run = runs(self.params, self.params.recipes[cell.recipe], serve)
+        found = {name: self.task(name, run) for name, run in chosen.items()}
+        return found, not_run
+
+    def task(self, name: str, run: Run) -> dict[str, Any]:
+        """Run one task and compare it with the baseline's scores and answers."""
+        done = run_task(self.server, run, context_length(self.server), self.tokenizer())
+        self.answered[name] = done
+        jsonio.write_text(self.scratch / f"samples.{name}.jsonl", "".join(json.dumps(s) + "\n" for s in done.samples))
+        jsonio.write_json(self.keep / f"scores.{name}.json", done.scores)
+        jsonio.write_json(self.keep / f"answers.{name}.json", [a._asdict() for a in done.answers])
+        theirs = jsonio.read_json(self.reference / f"scores.{name}.json") if self.reference else None
+        answers = None
+        if done.answers:
+            answers = pair(lambda: compare_answers(self.their_answers(name), done.answers))
+        found = done.about | pair(lambda: compare_items(theirs, done.scores)) | {"answers": answers}
+        self.say(f"{name}: accuracy {found['accuracy']:.3f} of {found['n']} items")
+        return found
+
+    def tokenizer(self) -> Any:
+        """Return the model's tokenizer."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(f"artifacts/models/{self.server.cell.model}", local_files_only=True)
+
+    def noise_floor(self) -> dict[str, Any] | None:
+        """Answer a share of everything a second time on the same server and compare the run with itself.
+
+        Only for the baseline. The share is chosen by the same hash, so it is a part of what was answered first. How
+        requests are batched differs from run to run, and with it the order of additions: that is the noise.
+        """
+        share = self.params.evaluation.noise_floor
+        if self.reference is not None or share is None:
+            return None
+        prompts = canary_prompts()
+        again = [a["text"] for a in ask_canary(self.server, prompts)]
+        changed = sum(a != b for a, b in zip(self.texts, again, strict=True))
+        found: dict[str, Any] = {
+            "how": "the baseline answered a part of the same items and windows twice on the same server",
+            "canary": {"prompts": len(prompts), "answers_changed": changed},
+            "fidelity": None,
+            "tasks": {},
+        }
+        if self.logprobs is not None:
+            found["fidelity"] = self.fidelity_again(share.windows)
+        for name, first in self.answered.items():
+            task = self.params.tasks[name]
+            items = min(share.items, len(first.scores))
+            second = run_task(self.server, Run(task, items, 1), context_length(self.server), self.tokenizer())
+            same = {key: first.scores[key] for key in second.scores}
+            found["tasks"][name] = pair(lambda s=same, t=second: compare_items(s, t.scores))
+        self.say(f"noise floor: {changed} of {len(prompts)} canary answers changed")
+        return found
+
+    def fidelity_again(self, windows: int) -> dict[str, Any]:
+        """Read some of the windows again and compare them with the first reading."""
+        assert self.logprobs is not None
+        rows, k = held_out_rows(self.params, self.server.cell.model), self.params.evaluation.top_k
+        numbers = choose([f"window {i}" for i in range(len(rows))], windows)
+        part = np.isin(self.logprobs.window, numbers)
+        first = Logprobs(*(values[part] for values in self.logprobs))
+        return pair(lambda: fidelity.summarize(first, read_windows(self.server, rows, numbers, k), k))
+
+
+def pair(compare: Any) -> dict[str, Any]:
+    """Return what `compare` gives; items that cannot be paired end in one sentence."""
+    try:
+        return dict(compare())
+    except ValueError as error:
+        raise WorkError(f"{str(error).capitalize()}. {AGAIN}") from None
 
 
 def main() -> None:
@@ -49,17 +184,15 @@ def main() -> None:
 
         server.wait_ready()
         print(f"server ready after {server.startup_s} s", flush=True)
-        canary = run_canary(server)
-        print(f"{time.monotonic() - start:.0f} s  canary: {'passed' if canary['passed'] else 'FAILED'}", flush=True)
-        token_level = run_fidelity(server, cell, params, reference, scratch)
-        numbers = f"perplexity {token_level['perplexity']:.3f}, KL {token_level['kl_mean']}"
-        print(f"{time.monotonic() - start:.0f} s  fidelity: {numbers}", flush=True)
-        tasks, not_run = run_tasks(server, cell, params, reference, scratch)
+        run = Evaluation(server, params, reference, scratch)
+        measured: dict[str, Any] = {"canary": run.canary(), "fidelity": run.fidelity()}
+        measured["tasks"], measured["not_run"] = run.tasks()
+        measured["noise_floor"] = run.noise_floor()
         server.check_alive("during the tasks")
         facts = server.facts()
     facts["log"] = (raw / "server.log").as_posix()
     record = {
-        "schema": "quantpress.eval/1",
+        "schema": SCHEMA,
         "cell": cell.name,
         **cell._asdict(),
         "baseline": None if cell == baseline else baseline.name,
@@ -71,10 +204,8 @@ def main() -> None:
         "locks": {env: lock_sha256(env) for env in ("client", str(facts["environment"]))},
         "git_commit": host.git_commit(),
         "remote_code": params.models[cell.model].trust_remote_code,
-        "canary": canary,
-        "tasks": tasks,
-        "not_run": not_run,
-        "fidelity": token_level,
+        "tier": params.evaluation.tier,
+        **measured,
         "finished_at": host.now(),
         "wall_s": round(time.monotonic() - start, 1),
     }
@@ -82,157 +213,8 @@ def main() -> None:
     raw.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(scratch, raw)
     jsonio.write_json(Path("artifacts/results") / cell.name / "eval.json", record)
-    print(json.dumps({"cell": cell.name, "canary": canary["passed"], "wall_s": record["wall_s"]}), flush=True)
-
-
-def run_canary(server: Server) -> dict[str, Any]:
-    """Ask the fixed prompts greedily through the chat API and judge the answers."""
-    prompts = yaml.safe_load((HERE / "canary.yaml").read_text(encoding="utf-8"))["prompts"]
-
-    def ask(prompt: dict[str, Any]) -> dict[str, Any]:
-        body = {
-            "model": server.cell.model,
-            "messages": [{"role": "user", "content": prompt["prompt"]}],
-            "max_tokens": prompt["max_tokens"],
-            "temperature": 0,
-        }
-        choice = server.request("/v1/chat/completions", body)["choices"][0]
-        return {"text": choice["message"]["content"] or "", "finish_reason": choice["finish_reason"]}
-
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        return judge(prompts, list(pool.map(ask, prompts)))
-
-
-def run_fidelity(server: Server, cell: Cell, params: Params, reference: Path | None, scratch: Path) -> dict[str, Any]:
-    """Read the held-out windows through the server and compare with the baseline's stored distributions."""
-    held_out = Path("calib_data") / f"{params.evaluation.held_out}.{cell.model}" / "tokens.json"
-    rows: list[list[int]] = jsonio.read_json(held_out)["input_ids"]
-    k = params.evaluation.top_k
-
-    def read(row: list[int]) -> list[dict[str, Any] | None]:
-        body = {"model": cell.model, "prompt": row, "max_tokens": 1, "temperature": 0, "prompt_logprobs": k}
-        return list(server.request("/v1/completions", body)["choices"][0]["prompt_logprobs"])
-
-    with concurrent.futures.ThreadPoolExecutor(WINDOWS_IN_FLIGHT) as pool:
-        answers = list(pool.map(read, rows))
-    mine = to_arrays(rows, answers, k)
-    (scratch / "reference").mkdir()
-    np.savez_compressed(scratch / "reference/logprobs.npz", **mine._asdict())
-    theirs = None
-    if reference:
-        with np.load(reference / "logprobs.npz", allow_pickle=False) as stored:
-            theirs = Logprobs(**{name: stored[name] for name in Logprobs._fields})
-    return fidelity.summarize(theirs, mine, k)
-
-
-def to_arrays(rows: list[list[int]], answers: list[list[dict[str, Any] | None]], k: int) -> Logprobs:
-    """Turn the servers' answers into arrays; the first position of a window has no prediction."""
-    ids, logprobs, actual, window = [], [], [], []
-    for number, (row, answer) in enumerate(zip(rows, answers, strict=True)):
-        if len(answer) != len(row):
-            raise WorkError(f"Held-out window {number} has {len(row)} tokens and the server scored {len(answer)}.")
-        for token, entry in zip(row[1:], answer[1:], strict=True):
-            if not entry or str(token) not in entry:
-                raise WorkError(f"The server gave no log-probability for a token of held-out window {number}.")
-            # The text's own token comes besides the k best ones, so it is dropped unless it is one of them.
-            ranked = sorted(entry.items(), key=lambda item: item[1]["rank"])[:k]
-            ids.append([int(key) for key, _ in ranked])
-            logprobs.append([value["logprob"] for _, value in ranked])
-            actual.append(entry[str(token)]["logprob"])
-            window.append(number)
-    return Logprobs(np.array(ids), np.array(logprobs, dtype=float), np.array(actual, dtype=float), np.array(window))
-
-
-def run_tasks(
-    server: Server, cell: Cell, params: Params, reference: Path | None, scratch: Path
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Run the tasks with lm-eval, keep every sample, and pair them with the baseline's by item."""
-    found: dict[str, Any] = {}
-    not_run: dict[str, str] = {}
-    for name, task in params.tasks.items():
-        if name not in params.evaluation.tasks:
-            reason = "needs data from the hub; " if task.hub else ""
-            not_run[name] = f"not measured ({reason}add it to evaluation.tasks in params.yaml to run it)"
-            continue
-        samples = harness(server, cell, task)
-        scores = item_scores(samples, task)
-        lines = "".join(json.dumps(_slim(s)) + "\n" for rows in samples.values() for s in rows)
-        jsonio.write_text(scratch / f"samples.{name}.jsonl", lines)
-        jsonio.write_json(scratch / "reference" / f"scores.{name}.json", scores)
-        theirs = jsonio.read_json(reference / f"scores.{name}.json") if reference else None
-        found[name] = {"lm_eval": task.lm_eval, **compare_items(theirs, scores)}
-        print(f"{name}: accuracy {found[name]['accuracy']:.3f} of {len(scores)}", flush=True)
-    return found, not_run
-
-
-def item_scores(samples: dict[str, list[dict[str, Any]]], task: Task) -> dict[str, float]:
-    """Return `{subtask/item: score}` of the task's metric and filter.
-
-    Raises:
-        InputError: the samples have no such metric or filter; what they have is named.
-        WorkError: two items have one key, so that pairing would be wrong.
-    """
-    scores: dict[str, float] = {}
-    for subtask, rows in samples.items():
-        chosen = [r for r in rows if r.get("filter", "none") == task.filter]
-        if not chosen:
-            raise unknown("filter", task.filter, {r.get("filter", "none") for r in rows}, f"lm-eval task {subtask}")
-        for row in chosen:
-            if task.metric not in row:
-                raise unknown("metric", task.metric, row.get("metrics") or row, f"lm-eval task {subtask}")
-            key = f"{subtask}/{row['doc'].get('id', row['doc_id'])}"
-            if key in scores:
-                raise WorkError(f"lm-eval gave item {key} twice; items cannot be paired.")
-            scores[key] = float(row[task.metric])
-    return scores
-
-
-def harness(server: Server, cell: Cell, task: Task) -> dict[str, list[dict[str, Any]]]:
-    """Run one lm-eval task or group against the server and return its samples by subtask.
-
-    Raises:
-        InputError: lm-eval does not know the task.
-        WorkError: the server died or stopped answering, or no item came back.
-    """
-    from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
-
-    manager = TaskManager(include_path=str(HERE / "tasks"))
-    if task.lm_eval not in manager.all_tasks:
-        raise unknown("lm-eval task", task.lm_eval, manager.all_tasks, "lm-eval or stages/client/tasks")
-    serve = yaml.safe_load((cell.deploy / "serve.yaml").read_text(encoding="utf-8"))
-    options = {
-        "model": cell.model,
-        "base_url": f"{server.url}/v1/completions",
-        "tokenizer": f"artifacts/models/{cell.model}",
-        "tokenized_requests": True,
-        "num_concurrent": 2,
-        "max_length": int(serve.get("max-model-len", 2048)) - 1,
-        "timeout": 300,
-        "max_retries": 2,
-    }
-    try:
-        done = simple_evaluate(
-            model="local-completions", model_args=options, tasks=[task.lm_eval], task_manager=manager, batch_size=64,
-            limit=task.limit, num_fewshot=task.num_fewshot, log_samples=True, bootstrap_iters=0,
-            random_seed=0, numpy_random_seed=0, torch_random_seed=0, fewshot_random_seed=0,
-        )  # fmt: skip
-    except Exception as error:
-        time.sleep(1.0)
-        server.check_alive(f"during {task.lm_eval}")
-        raise WorkError(f"lm-eval stopped in {task.lm_eval}: {first_line(error)}; server log {server.log}.") from error
-    samples: dict[str, list[dict[str, Any]]] = dict(done["samples"]) if done else {}
-    if not any(samples.values()):
-        raise WorkError(f"lm-eval gave no samples for {task.lm_eval}.")
-    return samples
-
-
-def _slim(sample: dict[str, Any]) -> dict[str, Any]:
-    """Keep what a reader needs to check an item: the document, its score, the log-likelihoods of the choices."""
-    kept = {
-        key: sample[key] for key in ("doc_id", "doc", "target", "acc", "exact_match", "filtered_resps") if key in sample
-    }
-    return dict(json.loads(json.dumps(kept, default=str)))
+    passed = measured["canary"]["passed"]
+    print(json.dumps({"cell": cell.name, "canary": passed, "wall_s": record["wall_s"]}), flush=True)
 
 
 if __name__ == "__main__":

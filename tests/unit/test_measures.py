@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pipeline.canary import fault, judge
-from pipeline.fidelity import Logprobs, bootstrap_by_window, bucketed_kl, perplexity, summarize
+from pipeline.canary import fault, judge, of_canary
+from pipeline.evidence.answers import Answer, compare_answers
+from pipeline.evidence.resample import cluster_mean
+from pipeline.fidelity import Logprobs, bucketed_kl, perplexity, summarize
 from pipeline.paired import compare_items
 
 VOCAB, K = 40, 8
@@ -85,8 +87,9 @@ def test_the_interval_is_wider_when_windows_differ_than_when_positions_do() -> N
     window = np.repeat(np.arange(20), 50)
     by_window = rng.normal(size=20)[window]
     mixed = rng.permutation(by_window)
-    wide, narrow = bootstrap_by_window(by_window, window), bootstrap_by_window(mixed, window)
-    assert wide[1] - wide[0] > 3 * (narrow[1] - narrow[0])
+    wide, narrow = cluster_mean(by_window, window), cluster_mean(mixed, window)
+    assert wide.se and narrow.se
+    assert wide.se > 3 * narrow.se
 
 
 def test_paired_accuracy_counts_flips_in_each_direction() -> None:
@@ -98,6 +101,42 @@ def test_paired_accuracy_counts_flips_in_each_direction() -> None:
     assert found["recovery_pct"] == pytest.approx(100 * 59 / 60)
     low, high = found["delta_pp_ci95"]
     assert low < -1 < high
+
+
+def test_a_binary_comparison_carries_mcnemar_and_the_score_interval() -> None:
+    base = {str(i): 1.0 for i in range(100)}
+    found = compare_items(base, base | {"0": 0.0, "1": 0.0, "2": 0.0})
+    assert found["binary"]
+    assert found["mcnemar_mid_p"] == pytest.approx(2 * (0.5 * 0.5**3))
+    assert found["flips_pct"] == 3
+    low, high = found["delta_pp_ci95"]
+    # Zero is inside, as the p-value of 0.125 says, and the interval is not symmetric: nothing was won.
+    assert low == pytest.approx(-8.45, abs=0.1)
+    assert 0 < high < 1
+
+
+def test_equal_answers_still_have_an_interval_with_a_width() -> None:
+    base = {str(i): float(i % 2) for i in range(400)}
+    low, high = compare_items(base, base)["delta_pp_ci95"]
+    assert low == pytest.approx(-high)
+    assert 0.5 < high < 1.5
+
+
+def test_fractions_are_compared_by_a_bootstrap_over_items() -> None:
+    rng = np.random.default_rng(8)
+    base = {str(i): float(x) for i, x in enumerate(rng.uniform(0, 1, 200))}
+    found = compare_items(base, {key: value - 0.1 for key, value in base.items()})
+    assert not found["binary"]
+    assert found["mcnemar_mid_p"] is None
+    assert found["delta_pp"] == pytest.approx(-10)
+    assert found["delta_pp_se"] == pytest.approx(0, abs=1e-9)
+    noisy = compare_items(base, {key: value + float(rng.normal(0, 0.2)) for key, value in base.items()})
+    assert noisy["delta_pp_se"] == pytest.approx(20 / math.sqrt(200), rel=0.15)
+
+
+def test_no_items_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no item was answered"):
+        compare_items(None, {})
 
 
 def test_other_items_are_refused() -> None:
@@ -124,6 +163,38 @@ def test_canary_passes_sound_text_and_needs_two_known_answers() -> None:
     found = judge(prompts, wrong)
     assert not found["passed"]
     assert found["failures"][-1]["reason"] == "only 1 of 3 known answers are right"
+
+
+def test_another_chat_template_is_seen_by_the_lengths_of_the_prompts() -> None:
+    prompts = [{"id": str(i), "prompt": "?", "max_tokens": 8} for i in range(4)]
+    mine = [{"text": "Fine, thanks.", "finish_reason": "stop", "tokens": 4, "prompt_tokens": 31}] * 4
+    theirs = of_canary(prompts, mine)
+    assert judge(prompts, mine, theirs)["passed"]
+    swapped = [*mine[:3], mine[3] | {"prompt_tokens": 24}]
+    found = judge(prompts, swapped, theirs)
+    assert not found["passed"]
+    assert found["failures"][0]["reason"].startswith("another chat template or tokenizer: 1 prompts")
+    assert judge(prompts, [a | {"prompt_tokens": None} for a in mine], theirs)["passed"]
+
+
+def test_lengths_and_faults_of_answers_are_counted() -> None:
+    prompts = [{"id": str(i), "prompt": "?", "max_tokens": 8} for i in range(3)]
+    texts = [("", "stop", 0), ("ha " * 20, "length", 8), ("Fine, thanks.", "stop", 4)]
+    answers = [{"text": t, "finish_reason": f, "tokens": n, "prompt_tokens": 9} for t, f, n in texts]
+    found = judge(prompts, answers)["lengths"]
+    assert (found["empty"], found["repeated"], found["cut"], found["tokens_mean"]) == (1, 1, 1, 4)
+    assert found["length_ratio"] is None
+
+
+def test_the_length_ratio_is_of_the_same_prompts_with_an_interval() -> None:
+    rng = np.random.default_rng(2)
+    base = [Answer(str(i), int(n), False, False, False, False) for i, n in enumerate(rng.integers(50, 150, 60))]
+    longer = [a._replace(tokens=int(a.tokens * 1.2 + rng.integers(-5, 6))) for a in base]
+    found = compare_answers(base, longer)
+    low, high = found["length_ratio_ci95"]
+    assert low < 1.2 < high < 1.25
+    with pytest.raises(ValueError, match="different prompts"):
+        compare_answers(base, longer[1:])
 
 
 def test_canary_fails_when_nothing_ever_ends() -> None:

@@ -1,0 +1,1 @@
+"""Evidence: paired statistics, verdicts against margins, the policy and the gate. Pure."""
