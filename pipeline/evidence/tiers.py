@@ -42,7 +42,7 @@ def digest(ids: list[str]) -> str:
 
 def kv_quantized(recipe: Recipe, serve: dict[str, Any]) -> bool:
     """Tell whether the KV cache is stored in fewer bits, by the recipe or by the server's options."""
-    stored = getattr(recipe, "kv_cache", None) or serve.get("kv-cache-dtype") or "auto"
+    stored = serve.get("kv-cache-dtype") or recipe.kv_cache
     return str(stored) not in ("auto", "bf16", "bfloat16", "fp16", "float16", "none")
 
 
