@@ -42,8 +42,8 @@ def digest(ids: list[str]) -> str:
 
 def kv_quantized(recipe: Recipe, serve: dict[str, Any]) -> bool:
     """Tell whether the KV cache is stored in fewer bits, by the recipe or by the server's options."""
-    stored = serve.get("kv-cache-dtype") or recipe.kv_cache
-    return str(stored) not in ("auto", "bf16", "bfloat16", "fp16", "float16", "none")
+    plain = ("auto", "bf16", "bfloat16", "fp16", "float16", "none")
+    return any(str(stored) not in plain for stored in (serve.get("kv-cache-dtype", "auto"), recipe.kv_cache))
 
 
 def runs(params: Params, recipe: Recipe, serve: dict[str, Any]) -> tuple[dict[str, Run], dict[str, str]]:
