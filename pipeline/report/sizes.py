@@ -17,7 +17,7 @@ def sizes_section(root: Path, params: Doc, groups: Cells, planned: Cells) -> dic
 
     A table is {target, runtime, model, facts (of the target), serving (where all rows have the same), rows}; a row
     holds the cell's prediction (see memory.cells.sizes) or a problem, its recipe, the weights and cache that were
-    found, and its loads with measured over predicted.
+    found, and its loads with measured over predicted: those that were measured, else two that stand for all.
     """
     from pydantic import ValidationError
 
@@ -48,14 +48,29 @@ def _table(root: Path, known: Any, params: Doc, cells: list[dict[str, Any]]) -> 
     keys = ("usable_gib", "memory_gib", "bandwidth_gb_s", "peaks_tflops", "source")
     facts = params.mapping("targets", first["target"])
     rows = [_row(root, known, cell) for cell in cells]
-    loads: Cells = next((row["loads"] for row in rows if row["loads"]), [])
+    loads = _shown(rows)
+    for row in rows:
+        row["loads"] = [load for load in row["loads"] if (load["workload"], load["concurrency"]) in loads]
+        if row["sizes"]:
+            del row["sizes"]["predicted"]  # every load is in `python -m pipeline serving --cell`
     served = [row["sizes"]["serving"] for row in rows if row["sizes"]]
     return {
         "serving": served[0] if served and all(_values(one) == _values(served[0]) for one in served) else None,
         "target": first["target"], "runtime": first["runtime"], "model": first["model"],
         "facts": {key: facts.get(key) for key in keys}, "rows": rows,
-        "loads": [{key: load[key] for key in ("workload", "concurrency")} for load in loads],
+        "loads": [{"workload": workload, "concurrency": concurrency} for workload, concurrency in loads],
     }  # fmt: skip
+
+
+def _shown(rows: Cells) -> list[tuple[str, int]]:
+    """Return the loads to show: those that were measured, else the smallest and the largest of the first workload."""
+    all_loads: Cells = next((row["loads"] for row in rows if row["loads"]), [])
+    named = [(load["workload"], load["concurrency"]) for load in all_loads]
+    found = {(d["workload"], d["concurrency"]) for row in rows for d in row["loads"] if d["measured_tok_s"] is not None}
+    if found:
+        return [load for load in named if load in found]
+    first = sorted((load for load in named if load[0] == named[0][0]), key=lambda load: load[1])
+    return list(dict.fromkeys((*first[:1], *first[-1:])))
 
 
 def _values(serving: Cells) -> list[tuple[str, Any]]:
