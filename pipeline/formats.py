@@ -69,5 +69,3 @@ STANDS_IN = {("int8-w8a8", "smoothquant-gptq"): "smoothquant"}
 DATA_FREE = ("none", "rtn")
 # Backends that calibrate scales for a quantized KV cache.
 KV_BACKENDS = ("llmcompressor", "modelopt")
-# (backend, format) that needs a CUDA GPU to be made, and the error that was seen without one.
-NEEDS_CUDA = {("modelopt", "nvfp4"): "nvidia-modelopt 0.47 without a GPU: `amax must be a CUDA tensor`"}

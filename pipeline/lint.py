@@ -17,8 +17,10 @@ from typing import Any
 from pipeline import layouts, oracle
 from pipeline.checkpoint import INDEX, PICKLES, Checkpoint, CheckpointError, linear_layers
 from pipeline.errors import InputError, unknown
+from pipeline.formats import GROUPED
 from pipeline.lint_case import Case, Report
 from pipeline.lint_config import check_config, check_quantization_config
+from pipeline.lint_kv import check_kv, scale_bytes
 from pipeline.lint_tensors import check_ignore_list, check_parts, check_tensors, check_tied, check_values
 
 FORMATS = ("bf16", *oracle.BOUNDS)
@@ -32,7 +34,12 @@ _WEIGHT_SUFFIXES = (".safetensors", ".index.json", ".gguf", ".h5", ".msgpack", *
 
 
 def lint(
-    checkpoint: Path, source: Path, fmt: str, group_size: int | None, algorithm: str | None = None
+    checkpoint: Path,
+    source: Path,
+    fmt: str,
+    group_size: int | None,
+    algorithm: str | None = None,
+    kv_cache: str = "bf16",
 ) -> dict[str, Any]:
     """Check `checkpoint` against the `source` it was made from; return the content of lint.json.
 
@@ -42,15 +49,16 @@ def lint(
         fmt: the recipe's format, one of FORMATS.
         group_size: the recipe's group size in weights, None where the format has no groups.
         algorithm: the recipe's algorithm; decides what may differ and how far. Read from recipe.yaml if None.
+        kv_cache: how the recipe stores keys and values; fp8 needs calibrated scales.
 
     Raises:
         InputError: unknown format, a grouped format without group size, or a source that cannot be read.
     """
     if fmt not in FORMATS:
         raise unknown("format", fmt, FORMATS, "the linter")
-    if fmt == "int4-w4a16" and not group_size:
-        raise InputError("Format int4-w4a16 needs a group size, for instance 64 or 128.")
-    group_size = group_size if fmt == "int4-w4a16" else None
+    if fmt in GROUPED and not group_size:
+        raise InputError(f"Format {fmt} needs a group size, for instance 64 or 128.")
+    group_size = group_size if fmt in GROUPED else None
     original, report = Checkpoint.open(source), Report()
     result: dict[str, Any] = {"schema": "quantpress.lint/1", "checkpoint": checkpoint.name, "format": fmt}
     facts: dict[str, Any] = {"layers": {"quantized": 0, "ignored": 0}, "weight_bytes": None}
@@ -60,14 +68,15 @@ def lint(
     except CheckpointError as error:
         report.error("unreadable", error.subject, str(error))
     else:
-        facts = _check(_case(made, original, fmt, group_size, algorithm), report)
+        facts = _check(_case(made, original, (fmt, group_size, algorithm, kv_cache)), report)
     if checkpoint.is_dir():
         _check_files(checkpoint, source, report)
     passed = all(finding.severity != "error" for finding in report.findings)
     return result | {"passed": passed, "findings": [asdict(f) for f in report.findings]} | facts
 
 
-def _case(made: Checkpoint, source: Checkpoint, fmt: str, group_size: int | None, algorithm: str | None) -> Case:
+def _case(made: Checkpoint, source: Checkpoint, asked: tuple[str, int | None, str | None, str]) -> Case:
+    fmt, group_size, algorithm, kv_cache = asked
     found = made.config.get("quantization_config")
     qconfig = found if isinstance(found, dict) else {}
     layout = layouts.find_layout(qconfig.get("quant_method"), fmt)
@@ -76,7 +85,7 @@ def _case(made: Checkpoint, source: Checkpoint, fmt: str, group_size: int | None
         moves |= {"gptq"}
     layers = linear_layers(source.config, source.tensors)
     ignored = layouts.ignore_list(layout, qconfig) if layout else []
-    return Case(made, source, fmt, group_size, qconfig, layout, moves, layers, ignored)
+    return Case(made, source, fmt, group_size, qconfig, layout, moves, layers, ignored, kv_cache)
 
 
 def _check(case: Case, report: Report) -> dict[str, Any]:
@@ -84,6 +93,8 @@ def _check(case: Case, report: Report) -> dict[str, Any]:
     check_config(case, report)
     check_quantization_config(case, report)
     check_tied(case, report)
+    if case.layout is not None:
+        check_kv(case, report)
     packed = check_ignore_list(case, report)
     sound = {layer: None for layer in packed if check_parts(case, layer, report)}
     check_tensors(case, packed, report)
@@ -108,6 +119,7 @@ def _check_size(case: Case, report: Report) -> int | None:
         return None
     method = case.layout.method if case.layout else None
     predicted = layouts.predict_weight_bytes(case.source.tensors, case.fmt, case.group_size, method, case.qconfig)
+    predicted += scale_bytes(case)
     tolerance = SIZE_TOLERANCE if case.layout else 0.0
     if abs(case.made.weight_bytes - predicted) > tolerance * predicted:
         report.error(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.checkpoint import Checkpoint
-from pipeline.layouts import Layout
+from pipeline.layout_parts import Layout
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Case:
 
     `qconfig`: quantization_config, {} without one; `layout`: None for bf16 and for an unknown form; `moves`:
     see `oracle.moves_of`; `layers`: linear layers of the source; `ignored`: entries of the checkpoint's
-    ignore list.
+    ignore list; `kv_cache`: how the recipe stores keys and values.
     """
 
     made: Checkpoint
@@ -52,3 +52,4 @@ class Case:
     moves: frozenset[str]
     layers: list[str]
     ignored: list[str]
+    kv_cache: str = "bf16"

@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline import layouts
 from pipeline.checkpoint import CheckpointError, read_object
+from pipeline.layout_parts import Layout
 from pipeline.lint_case import Case, Report
 
 # Keys of config.json that say who wrote the file, not what the model is. Everything else must survive.
@@ -85,7 +86,7 @@ def check_quantization_config(case: Case, report: Report) -> None:
                     f"quantization_config.{path} is {value!r}; the recipe needs {wanted[0]!r}.",
                 )
     if case.layout.mirror:
-        _check_mirror(case, case.layout.mirror, report)
+        _check_mirror(case, case.layout, case.layout.mirror, report)
     for key, value in _flat(case.qconfig):
         if isinstance(value, str) and value.startswith("/"):
             # It changes from run to run, so the artifact's digest does too, and it tells where it was made.
@@ -96,7 +97,7 @@ def check_quantization_config(case: Case, report: Report) -> None:
             )
 
 
-def _check_mirror(case: Case, mirror: tuple[str, Mapping[str, str]], report: Report) -> None:
+def _check_mirror(case: Case, layout: Layout, mirror: tuple[str, Mapping[str, str]], report: Report) -> None:
     name, paths = mirror
     try:
         content = read_object(case.made.folder / name)
@@ -109,3 +110,7 @@ def _check_mirror(case: Case, mirror: tuple[str, Mapping[str, str]], report: Rep
             here, there = sorted(map(str, here)), sorted(map(str, there))
         if here != there:
             report.error("config-mirror", name, f"{name} says {path} = {here!r}, config.json says {twin} = {there!r}.")
+    for path, allowed in layout.mirror_config.items():
+        wanted = [case.group_size if value == layouts.GROUP else value for value in allowed]
+        if (value := layouts.look_up(content, path)[0]) not in wanted:
+            report.error("config-mirror", name, f"{name} says {path} = {value!r}; the recipe needs {wanted[0]!r}.")

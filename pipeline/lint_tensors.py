@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from pipeline import layouts, oracle
 from pipeline.checkpoint import Checkpoint, TensorInfo, is_tied, to_float
+from pipeline.decoders import gptq_zeros
 from pipeline.lint_case import Case, Report
+from pipeline.lint_kv import scale_names
 
 _CHUNK = 1 << 24  # elements looked at together: bounds memory on huge embeddings
 # The bits of a float that are all set in NaN and infinity (in NaN alone for e4m3, which has no infinity).
@@ -89,13 +91,21 @@ def _value_fault(case: Case, layer: str, kind: str, name: str, dims: Mapping[str
     """Return what is wrong with the numbers of one part of the right shape, or None."""
     assert case.layout is not None
     value = case.made.read(name)
+    if kind == "exponent":  # 255 is the NaN of E8M0
+        bad = int((value == 255).sum())
+        return f"has {bad} of {value.size} exponents that are NaN" if bad else None
+    if kind == "block-scale":  # a block of tiny weights may round to a scale of 0, a whole layer may not
+        good = np.isfinite(value) & (value >= 0)
+        if good.all() and value.any():
+            return None
+        return f"has {int((~good).sum())} of {value.size} values not finite and positive, or no value above 0"
     if kind.endswith("scale"):
         good = np.isfinite(value) & (value > 0)
         return None if good.all() else f"has {int((~good).sum())} of {good.size} values not finite and positive"
     if kind == "shape-record" and value.tolist() != [dims["out"], dims["in"]]:
         return f"says {value.tolist()}, the source layer is {[dims['out'], dims['in']]}"
     if kind == "zero-point" and case.layout.method == "gptq" and case.qconfig.get(case.layout.symmetric):
-        zeros = layouts.gptq_zeros(case.made, layer, dict(dims))
+        zeros = gptq_zeros(case.made, layer, dict(dims))
         return (
             None if (zeros == 8).all() else f"has {int((zeros != 8).sum())} zero points off the middle, but sym is true"
         )
@@ -118,6 +128,7 @@ def check_tensors(case: Case, packed: list[str], report: Report) -> None:
     if case.layout is not None:
         kinds = {part.suffix: part.kind for part, _ in layouts.parts_of(case.layout, case.qconfig)}
         parts = {f"{layer}.{suffix}": kind for layer in packed for suffix, kind in kinds.items()}
+    parts |= dict.fromkeys(scale_names(case), "kv-scale")
     for name, info in plain.items():
         found = case.made.tensors.get(name)
         if found is None:

@@ -18,10 +18,10 @@ from typing import Any
 
 from pipeline import host, jsonio
 from pipeline.checkpoint import Checkpoint, linear_layers
-from pipeline.errors import HostError, InputError, WorkError, unknown
+from pipeline.errors import InputError, WorkError, unknown
 from pipeline.params import load_params
 from pipeline.plan import why_not_made
-from pipeline.producers import for_backend, makes, needs_calibration, needs_cuda, producers_of, successor
+from pipeline.producers import for_backend, makes, needs_calibration, producers_of, successor
 from pipeline.program import lock_sha256, versions
 from pipeline.runstage import need_disk
 from pipeline.specs import Params, Recipe
@@ -111,13 +111,9 @@ def artifact_id(env: str, model: str, recipe_id: str, recipe: Recipe) -> str:
 
     Raises:
         InputError: `env` does not make the recipe's scheme.
-        HostError: it needs a GPU that this host does not have.
     """
     if not makes(env, recipe):
         raise InputError(f"{env} does not make {recipe.format} by {recipe.algorithm} (recipes.{recipe_id}).")
-    reason = needs_cuda(recipe, env)
-    if reason and not host.fingerprint()["gpus"]:
-        raise HostError(f"{model}.{recipe_id} can be made only on a host with a CUDA GPU ({reason}).")
     first = next(producer for producer in producers_of(recipe) if producer.backend == env)
     return first.id(model, recipe_id, recipe)
 

@@ -16,7 +16,7 @@ import yaml
 from pipeline import jsonio
 from pipeline.errors import InputError, unknown
 from pipeline.formats import BLOCKS
-from pipeline.producers import Producer, first_producer, needs_calibration, needs_cuda, producer_for, served
+from pipeline.producers import Producer, first_producer, needs_calibration, producer_for, served
 from pipeline.sources import Source
 from pipeline.specs import Params, Recipe
 from pipeline.support import runtimes
@@ -92,7 +92,8 @@ def _why_no_blocks(model: str, recipe: Recipe, config: dict[str, Any]) -> str | 
         # Keys and values are rows of a weight, never columns of one.
         block = rows if key == "key and value width" else max(rows, columns)
         if size % block:
-            return f"{recipe.format} has blocks of {rows}x{columns}, which do not divide {key} {size} of {model}"
+            whole = "; runtimes load whole blocks" if rows > 1 else ""
+            return f"{recipe.format} has blocks of {rows}x{columns}, which do not divide {key} {size} of {model}{whole}"
     return None
 
 
@@ -166,8 +167,6 @@ def _cell(plan: dict[str, Any], params: Params, ids: tuple[str, str, str, str], 
     entry = {"cell": name, **place, "checkpoint": key, **found._asdict(), "measured_here": measure and serves}
     plan["cells"].append(entry)
     plan["checkpoints"][key] = {"model": model, "recipe": recipe, **producer._asdict()}
-    if cuda := needs_cuda(spec, producer.backend):
-        plan["checkpoints"][key]["needs_cuda"] = cuda
     if not measure:
         return
     if key != f"{model}.{recipe}":
@@ -227,7 +226,5 @@ def table(plan: dict[str, Any]) -> str:
     for name, made in plan["checkpoints"].items():
         if name != f"{made['model']}.{made['recipe']}":
             lines.append(f"made apart: {name}: {made['backend']} by {made['algorithm']}, stored as {made['layout']}")
-        if "needs_cuda" in made:
-            lines.append(f"made only with a CUDA GPU: {name}: {made['needs_cuda']}")
     lines += [f"refused: {item['what']}: {item['reason']}" for item in plan["refusals"]] or ["refused recipes: none"]
     return "\n".join(lines)

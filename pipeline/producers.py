@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from pipeline.formats import BACKENDS, DATA_FREE, LAYOUTS_OF, NEEDS_CUDA, STANDS_IN, SUCCESSORS
+from pipeline.formats import BACKENDS, DATA_FREE, LAYOUTS_OF, STANDS_IN, SUCCESSORS
 from pipeline.specs import Recipe, Target
 from pipeline.support import Verdict, verdict
 from pipeline.support.table import tables
@@ -144,8 +144,3 @@ def for_backend(recipe: Recipe, backend: str) -> dict[str, Any]:
     algorithm = makes(backend, recipe)
     own = backend == successor(recipe)
     return recipe.model_dump() | {"algorithm": algorithm, "options": recipe.options if own else None}
-
-
-def needs_cuda(recipe: Recipe, backend: str) -> str | None:
-    """Return why this artifact can be made only on a host with a CUDA GPU, None where a CPU will do."""
-    return NEEDS_CUDA.get((backend, recipe.format))

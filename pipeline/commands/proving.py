@@ -26,6 +26,7 @@ def _lint(args: argparse.Namespace) -> int:
         recipe.format,
         recipe.group_size,
         recipe.algorithm,
+        recipe.kv_cache,
     )
     if args.out:
         jsonio.write_json(args.out, result)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme, preset_name_to_scheme
 from datasets import Dataset
 from llmcompressor import oneshot
 from llmcompressor.modifiers.gptq import GPTQModifier
@@ -26,18 +26,28 @@ BATCH_TOKENS = 8192
 _INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
 _INT8_W = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
 _INT8_A = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
-_FP8_W = {"num_bits": 8, "type": "float", "symmetric": True}
-_FP8_A = {"num_bits": 8, "type": "float", "symmetric": True}
+_FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
+_FP8_TOKEN = _FP8 | {"strategy": "token", "dynamic": True}
+_FP8_TENSOR = _FP8 | {"strategy": "tensor", "dynamic": False}
 SCHEMES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "int4-w4a16": (_INT4, None),
+    "int4-w4a8": (_INT4, _FP8_TOKEN),
     "int8-w8a8": (_INT8_W, _INT8_A),
-    "fp8-channel-token": (_FP8_W | {"strategy": "channel"}, _FP8_A | {"strategy": "token", "dynamic": True}),
-    "fp8-tensor": (_FP8_W | {"strategy": "tensor"}, _FP8_A | {"strategy": "tensor", "dynamic": False}),
+    "int8-w8a16": (_INT8_W, None),
+    "fp8-channel-token": (_FP8 | {"strategy": "channel"}, _FP8_TOKEN),
+    "fp8-tensor": (_FP8 | {"strategy": "tensor"}, _FP8_TENSOR),
 }
+# On-disk forms that are not the library's choice: it would give each 4-bit weight of W4A8 a byte, and vLLM's loader
+# wants them packed (compressed_tensors_w4a8_fp8.py registers weight_packed).
+FORMS = {"int4-w4a8": "pack-quantized"}
+# Formats with fixed blocks: the library's own presets (compressed_tensors/quantization/quant_scheme.py).
+PRESETS = {"fp8-block": "FP8_BLOCK", "nvfp4": "NVFP4", "mxfp4": "MXFP4", "mxfp8": "MXFP8"}
 
 
 def scheme(fmt: str, group_size: int | None) -> QuantizationScheme:
     """Return the compressed-tensors scheme of `fmt`; `group_size` only matters for grouped weights."""
+    if fmt in PRESETS:
+        return preset_name_to_scheme(PRESETS[fmt], ["Linear"])
     weights, activations = SCHEMES[fmt]
     if weights["strategy"] == "group":
         weights = weights | {"group_size": group_size}
@@ -45,25 +55,31 @@ def scheme(fmt: str, group_size: int | None) -> QuantizationScheme:
         targets=["Linear"],
         weights=QuantizationArgs(**weights),
         input_activations=QuantizationArgs(**activations) if activations else None,
+        format=FORMS.get(fmt),
     )
 
 
 def modifiers(recipe: dict[str, Any]) -> list[Any]:
-    """Return the llm-compressor modifiers of a recipe (keys `format`, `algorithm`, `group_size`, `options`)."""
-    groups = {"group_0": scheme(recipe["format"], recipe.get("group_size"))}
+    """Return the llm-compressor modifiers of a recipe.
+
+    `recipe` has the keys `format`, `algorithm`, `group_size`, `kv_cache` and `options`. A quantized KV cache gets
+    one calibrated scale per layer for the keys and one for the values.
+    """
+    common: dict[str, Any] = {"config_groups": {"group_0": scheme(recipe["format"], recipe.get("group_size"))}}
+    common["ignore"] = IGNORE
+    if recipe.get("kv_cache", "bf16") == "fp8":
+        common["kv_cache_scheme"] = QuantizationArgs(**_FP8_TENSOR)
     options = recipe.get("options") or {}
+    gptq = options.get("gptq", {})
     rounding: dict[str, list[Any]] = {
-        "rtn": [QuantizationModifier(config_groups=groups, ignore=IGNORE)],
-        "max": [QuantizationModifier(config_groups=groups, ignore=IGNORE)],
-        "gptq": [GPTQModifier(config_groups=groups, ignore=IGNORE, **options.get("gptq", {}))],
+        "rtn": [QuantizationModifier(**common)],
+        "max": [QuantizationModifier(**common)],
+        "gptq": [GPTQModifier(**common, **gptq)],
         "smoothquant-gptq": [
             SmoothQuantModifier(**options.get("smoothquant", {"smoothing_strength": 0.8})),
-            GPTQModifier(config_groups=groups, ignore=IGNORE, **options.get("gptq", {})),
+            GPTQModifier(**common, **gptq),
         ],
-        "awq": [
-            AWQModifier(**options.get("awq", {})),
-            QuantizationModifier(config_groups=groups, ignore=IGNORE),
-        ],
+        "awq": [AWQModifier(**options.get("awq", {})), QuantizationModifier(**common)],
     }
     return rounding[recipe["algorithm"]]
 

@@ -15,10 +15,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from packing_bits import Tensors, bf16, int4, interleaved, pack, to_f8, value
+from packing_blocks import ALGOS, GROUP_SIZES, SCHEMES, compressed, kv_scales, modelopt
 
+from pipeline.formats import GROUPED
 from pipeline.lint import lint
 
-Tensors = dict[str, tuple[str, NDArray[Any]]]  # name -> (safetensors dtype, raw bits)
+__all__ = [
+    "CONFIG", "FILES", "KINDS", "Tensors", "bf16", "editing", "editing_json", "lint_made", "load", "make_pair",
+    "make_source", "quantize", "save", "shard", "value",
+]  # fmt: skip
 LAYERS = {
     "self_attn.q_proj": (128, 128),
     "self_attn.k_proj": (64, 128),
@@ -92,16 +98,6 @@ def editing_json(path: Path) -> Iterator[dict[str, Any]]:
     path.write_text(json.dumps(content))
 
 
-def bf16(values: NDArray[Any]) -> tuple[str, NDArray[Any]]:
-    """Round to bfloat16 (by cutting: any value will do for a test)."""
-    return "BF16", (np.asarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
-
-
-def value(tensor: tuple[str, NDArray[Any]]) -> NDArray[Any]:
-    """Return the values of a BF16 tensor."""
-    return (tensor[1].astype(np.uint32) << 16).view(np.float32)
-
-
 def make_source(folder: Path, *, tied: bool = True, bias: bool = False) -> Path:
     """Write the source checkpoint: bfloat16, tokenizer files, a chat template."""
     rng = np.random.default_rng(0)
@@ -125,53 +121,12 @@ def make_source(folder: Path, *, tied: bool = True, bias: bool = False) -> Path:
     return folder
 
 
-def _e4m3() -> NDArray[np.float64]:
-    """The 127 non-negative finite float8 e4m3fn values, in order of their codes."""
-    values = [m / 512 if e == 0 else (1 + m / 8) * 2.0 ** (e - 7) for e in range(16) for m in range(8)]
-    return np.array(values[:127])
-
-
-def to_f8(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Round to the nearest float8 e4m3fn code."""
-    table, size = _e4m3(), np.abs(values)
-    code = np.clip(np.searchsorted(table, size), 1, 126)
-    code = np.where(size - table[code - 1] < table[code] - size, code - 1, code)
-    return (code | np.where(values < 0, 128, 0)).astype(np.uint8)
-
-
-def pack(codes: NDArray[Any]) -> NDArray[np.int32]:
-    """Pack unsigned 4-bit numbers `[..., 8n]` into `[..., n]` words, the first one in the lowest bits."""
-    parts = codes.reshape(*codes.shape[:-1], -1, 8).astype(np.uint32)
-    words = np.zeros(parts.shape[:-1], np.uint32)
-    for i in range(8):
-        words |= parts[..., i] << np.uint32(4 * i)
-    return words.view(np.int32)
-
-
-def interleaved(codes: NDArray[Any]) -> NDArray[Any]:
-    """Put every eight columns in the order in which AutoAWQ packs them: even ones first, then odd ones."""
-    rows, width = codes.shape
-    eights = codes.reshape(rows, width // 8, 8)
-    return np.concatenate([eights[..., 0::2], eights[..., 1::2]], axis=-1).reshape(rows, width)
-
-
-def _int4(w: NDArray[Any], group: int, sym: bool, index: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-    """Return codes [out, in], zeros and scales [out, groups]; column j of W is in group index[j]."""
-    groups = w.shape[1] // group
-    low, high = (np.stack([reduce(w[:, index == g], axis=1) for g in range(groups)], 1) for reduce in (np.min, np.max))
-    if sym:
-        scale, zero = np.maximum(-low, high) / 7.5, np.full(low.shape, 8.0)
-    else:
-        low, high = np.minimum(low, 0), np.maximum(high, 0)
-        scale = (high - low) / 15
-        zero = np.round(-low / scale)
-    codes = np.clip(np.round(w / scale[:, index]) + zero[:, index], 0, 15)
-    return codes, zero, scale
-
-
 @dataclass
 class Kind:
-    """One way to store a checkpoint; `act_order` shuffles which columns share a group."""
+    """One way to store a checkpoint.
+
+    `act_order` shuffles which columns share a group; layers whose name ends in one of `pre` have factors of inputs.
+    """
 
     fmt: str
     method: str
@@ -180,6 +135,9 @@ class Kind:
     v2: bool = False
     group: int = 64
     recipe: str = ""
+    algorithm: str | None = None
+    pre: tuple[str, ...] = ()
+    kv: str = "bf16"
 
 
 KINDS = {
@@ -193,6 +151,12 @@ KINDS = {
     "ct-fp8-dynamic": Kind("fp8-channel-token", "compressed-tensors"),
     "modelopt-fp8": Kind("fp8-tensor", "modelopt"),
     "modelopt-fp8-rows": Kind("fp8-channel-token", "modelopt"),
+    "ct-fp8-kv": Kind("fp8-tensor", "compressed-tensors", kv="fp8"),
+    "modelopt-fp8-kv": Kind("fp8-tensor", "modelopt", kv="fp8"),
+    **{f"ct-{fmt}": Kind(fmt, "compressed-tensors") for fmt in SCHEMES},
+    **{f"modelopt-{fmt}": Kind(fmt, "modelopt", pre=("",) if fmt == "int8-w8a8" else ()) for fmt in ALGOS},
+    "modelopt-awq": Kind("int4-w4a16", "modelopt", algorithm="awq", pre=("o_proj", "down_proj")),
+    "modelopt-w4a8-awq": Kind("int4-w4a8", "modelopt", algorithm="awq", pre=("o_proj", "down_proj")),
     "gptq": Kind("int4-w4a16", "gptq"),
     "gptq-v2-zero-points": Kind("int4-w4a16", "gptq", sym=False, v2=True),
     "gptq-act-order": Kind("int4-w4a16", "gptq", act_order=True),
@@ -203,11 +167,15 @@ KINDS = {
 def pack_layer(name: str, w: NDArray[Any], kind: Kind) -> Tensors:
     """Return what a layer is stored as."""
     out, width = w.shape
+    if kind.method == "modelopt" and kind.fmt in ALGOS:
+        return modelopt(name, w, kind.fmt, any(name.endswith(end) for end in kind.pre))
+    if kind.fmt in SCHEMES:
+        return compressed(name, w, kind.fmt)
     if kind.fmt == "int4-w4a16":
         index = np.arange(width) // kind.group
         if kind.act_order:
             index = np.random.default_rng(1).permutation(index)
-        codes, zero, scale = _int4(w, kind.group, kind.sym, index)
+        codes, zero, scale = int4(w, kind.group, kind.sym, index)
         g_idx = ("I32", index.astype(np.int32))
         if kind.method == "awq":
             return {
@@ -255,6 +223,15 @@ def pack_layer(name: str, w: NDArray[Any], kind: Kind) -> Tensors:
 
 def quantization_config(kind: Kind) -> dict[str, Any]:
     """Return what the backend writes into config.json."""
+    if kind.method == "modelopt" and kind.fmt in ALGOS:
+        return {"quant_method": "modelopt", "quant_algo": ALGOS[kind.fmt], "ignore": ["lm_head", "model.embed_tokens"]}
+    if kind.fmt in SCHEMES:
+        form, weights, inputs = SCHEMES[kind.fmt]
+        group = {"weights": {"group_size": None, "symmetric": True} | weights, "input_activations": inputs}
+        return {
+            "quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed",
+            "config_groups": {"group_0": group}, "ignore": ["lm_head"],
+        }  # fmt: skip
     if kind.method == "gptq":
         form = "gptq_v2" if kind.v2 else "gptq"
         return {
@@ -269,7 +246,7 @@ def quantization_config(kind: Kind) -> dict[str, Any]:
     bits = 4 if kind.fmt == "int4-w4a16" else 8
     number = "float" if kind.fmt.startswith("fp8") else "int"
     if kind.method == "modelopt":
-        group: dict[str, Any] = {"weights": {"num_bits": 8, "type": "float"}, "targets": ["Linear"]}
+        group = {"weights": {"num_bits": 8, "type": "float"}, "targets": ["Linear"]}
         algo = {"fp8-tensor": "FP8", "fp8-channel-token": "FP8_PER_CHANNEL_PER_TOKEN"}[kind.fmt]
         ignore = ["lm_head", "model.embed_tokens"]
         return {
@@ -325,16 +302,25 @@ def quantize(source: Path, out: Path, kind: Kind) -> Path:
     if kind.recipe:
         (out / "recipe.yaml").write_text(kind.recipe)
         _smooth(tensors, weights, rows="AWQ" in kind.recipe)
+    elif kind.algorithm == "awq":
+        _smooth(tensors, weights, rows=False)
     for name, w in weights.items():
         tensors |= pack_layer(name, w, kind)
-    save(out / "model.safetensors", tensors)
     qconfig = quantization_config(kind)
+    if kind.kv == "fp8":
+        qconfig["kv_cache_scheme"] = {"num_bits": 8, "type": "float", "dynamic": False}
+        for i in range(2):
+            tensors |= kv_scales(f"model.layers.{i}", kind.method)
+    save(out / "model.safetensors", tensors)
     with editing_json(out / "config.json") as config:
         config["quantization_config"] = qconfig
     if kind.method == "gptq":
         (out / "quantize_config.json").write_text(json.dumps(qconfig))
     if kind.method == "modelopt":
         facts = {"quant_algo": qconfig["quant_algo"], "exclude_modules": qconfig["ignore"]}
+        facts |= {"kv_cache_quant_algo": "FP8" if kind.kv == "fp8" else None}
+        if kind.fmt in GROUP_SIZES:
+            facts |= {"group_size": GROUP_SIZES[kind.fmt], "has_zero_point": False, "pre_quant_scale": True}
         (out / "hf_quant_config.json").write_text(json.dumps({"quantization": facts}))
     return out
 
@@ -363,8 +349,8 @@ def make_pair(folder: Path, kind: str, **options: bool) -> Path:
 
 def lint_made(folder: Path, kind: str, algorithm: str | None = None) -> dict[str, Any]:
     """Lint folder/made against folder/source; the result must be JSON."""
-    fmt = "bf16" if kind == "bf16" else KINDS[kind].fmt
-    group = KINDS[kind].group if fmt == "int4-w4a16" else None
-    result = lint(folder / "made", folder / "source", fmt, group, algorithm)
+    how = Kind("bf16", "none") if kind == "bf16" else KINDS[kind]
+    group = how.group if how.fmt in GROUPED else None
+    result = lint(folder / "made", folder / "source", how.fmt, group, algorithm or how.algorithm, how.kv)
     json.dumps(result, allow_nan=False)
     return result

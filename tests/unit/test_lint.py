@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from packers import KINDS, bf16, editing, editing_json, load, make_source, quantize, save, shard, value
+from numpy.typing import NDArray
+from packers import KINDS, bf16, editing, editing_json, load, make_source, pack_layer, quantize, save, shard, value
 from packers import lint_made as run
 from packers import make_pair as make
 
 from pipeline import layouts
 from pipeline.checkpoint import Checkpoint
 from pipeline.errors import InputError
+from pipeline.formats import GROUPED
 from pipeline.lint import lint
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -26,7 +29,8 @@ def test_clean_checkpoints_pass(tmp_path: Path, kind: str, options: dict[str, bo
     result = run(tmp_path, kind)
     assert result["findings"] == [] and result["passed"]
     assert result["schema"] == "quantpress.lint/1" and result["checkpoint"] == "made"
-    assert result["weight_bytes"] == result["predicted_weight_bytes"]
+    # ModelOpt's AWQ keeps the factors of some layers' inputs, and not even it says which.
+    assert result["weight_bytes"] == pytest.approx(result["predicted_weight_bytes"], rel=0.01 if "awq" in kind else 0)
     assert result["layers"] == ({"quantized": 0, "ignored": 15} if kind == "bf16" else {"quantized": 14, "ignored": 1})
     if kind != "bf16":
         assert result["dequantized"]["compared"] == 14
@@ -85,6 +89,45 @@ def test_old_rope_keys_mean_the_same(tmp_path: Path) -> None:
     assert run(tmp_path, "bf16")["findings"] == []
 
 
+@pytest.mark.parametrize("kind", ["ct-fp8", "modelopt-fp8"])
+def test_a_recipe_with_a_kv_cache_needs_its_scales(tmp_path: Path, kind: str) -> None:
+    """The same checkpoint passes for kv_cache bf16 and fails for fp8: a lost scale would be served as 1."""
+    made = make(tmp_path, kind)
+    found = lint(made, tmp_path / "source", "fp8-tensor", None, "max", "fp8")["findings"]
+    missing = {f["subject"] for f in found if f["rule"] == "kv-scale-missing"}
+    names = ("k_scale", "v_scale") if kind == "ct-fp8" else ("k_proj.k_scale", "v_proj.v_scale")
+    assert missing == {f"model.layers.{i}.self_attn.{name}" for i in range(2) for name in names}
+    assert "kv-scheme" in {f["rule"] for f in found}
+
+
+@pytest.mark.parametrize("kind", ["ct-fp8-kv", "modelopt-fp8-kv"])
+def test_scales_that_the_recipe_does_not_have_are_found(tmp_path: Path, kind: str) -> None:
+    made = make(tmp_path, kind)
+    rules = {f["rule"] for f in lint(made, tmp_path / "source", "fp8-tensor", None, "max")["findings"]}
+    assert {"kv-scheme", "tensor-unexpected"} <= rules
+
+
+def test_awq_whose_smallest_columns_round_to_zero_is_whole(tmp_path: Path) -> None:
+    """What rounding alone does to a column far below the others is no fold that went wrong."""
+    source = make_source(tmp_path / "source")
+    before = load(source / "model.safetensors")
+    made, block = quantize(source, tmp_path / "made", KINDS["ct-int4"]), "model.layers.0"
+    with editing(made) as tensors:
+        for name in ("q_proj", "k_proj", "v_proj"):
+            layer = f"{block}.self_attn.{name}"
+            tensors |= pack_layer(layer, _shrunk(value(before[f"{layer}.weight"])), KINDS["ct-int4"])
+        norm = f"{block}.input_layernorm.weight"
+        tensors[norm] = bf16(_shrunk(value(before[norm]), divide=True))
+    assert lint(made, source, "int4-w4a16", 64, "awq")["findings"] == []
+
+
+def _shrunk(values: NDArray[Any], divide: bool = False) -> NDArray[Any]:
+    """Divide (or multiply) every eighth column by 10."""
+    out = np.array(values, np.float32)
+    out[..., ::8] *= 10 if divide else 1 / 10
+    return out
+
+
 def test_wrong_arguments_and_a_broken_source_raise(tmp_path: Path) -> None:
     made = make(tmp_path, "ct-int4")
     with pytest.raises(InputError, match="no format 'int4'"):
@@ -116,7 +159,7 @@ def test_predicted_bytes_without_the_checkpoint(tmp_path: Path) -> None:
     source = Checkpoint.open(make_source(tmp_path / "source"))
     for name, kind in KINDS.items():
         made = Checkpoint.open(quantize(tmp_path / "source", tmp_path / name, kind))
-        group = kind.group if kind.fmt == "int4-w4a16" else None
+        group = kind.group if kind.fmt in GROUPED else None
         predicted = layouts.predict_weight_bytes(source.tensors, kind.fmt, group, kind.method)
         assert abs(made.weight_bytes / predicted - 1) < 0.02 or kind.act_order or not kind.sym
     assert layouts.predict_weight_bytes(source.tensors, "bf16", None, None) == source.weight_bytes

@@ -6,10 +6,10 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from faults import drop, first, json_key, renew, swap, tensor
 from packers import bf16, editing, editing_json, load, shard, value
 from packers import lint_made as run
 from packers import make_pair as make
@@ -20,53 +20,6 @@ from pipeline.checkpoint import INDEX
 Q, UP, DOWN = (f"model.layers.0.{n}" for n in ("self_attn.q_proj", "mlp.up_proj", "mlp.down_proj"))
 DOWN1 = "model.layers.1.mlp.down_proj"
 NORM = "model.layers.1.input_layernorm.weight"
-
-
-def json_key(file: str, path: str, new: Any) -> Callable[[Path], None]:
-    """Return a fault that sets one key (dotted path) of a JSON file, or removes it if `new` is ...."""
-
-    def plant(folder: Path) -> None:
-        with editing_json(folder / file) as content:
-            *parents, last = path.split(".")
-            for key in parents:
-                content = content[key]
-            if new is ...:
-                del content[last]
-            else:
-                content[last] = new
-
-    return plant
-
-
-def tensor(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    """Return a fault that changes the tensors, a dict of name to (dtype, raw)."""
-
-    def plant(folder: Path) -> None:
-        with editing(folder) as tensors:
-            change(tensors)
-
-    return plant
-
-
-def first(name: str, number: Any) -> Callable[[Path], None]:
-    """Return a fault that overwrites the first element of a tensor's raw bits."""
-    return tensor(lambda t: t[name][1].reshape(-1).__setitem__(0, number))
-
-
-def renew(name: str, dtype: str, shape: tuple[int, ...]) -> Callable[[Path], None]:
-    """Return a fault that replaces a tensor by ones of another dtype or shape."""
-    kinds = {"F32": np.float32, "F16": np.float16, "I32": np.int32, "I8": np.int8, "I64": np.int64}
-    return tensor(lambda t: t.__setitem__(name, (dtype, np.ones(shape, kinds[dtype]))))
-
-
-def drop(name: str) -> Callable[[Path], None]:
-    """Return a fault that removes a tensor."""
-    return tensor(lambda t: t.pop(name))
-
-
-def swap(a: str, b: str) -> Callable[[Path], None]:
-    """Return a fault that exchanges two tensors."""
-    return tensor(lambda t: t.update({a: t[b], b: t[a]}))
 
 
 def unpack(folder: Path) -> None:

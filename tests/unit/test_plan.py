@@ -79,10 +79,38 @@ def test_a_group_size_that_does_not_divide_is_refused_with_one_that_does(params:
     assert plan.why_not_made("smollm2-135m", params.recipes["int4"], CONFIG) is None
 
 
+def test_fixed_blocks_must_divide(params: Params) -> None:
+    block = params.recipes["fp8-block"]
+    reason = plan.why_not_made("smollm2-135m", block, CONFIG)
+    assert reason is not None
+    assert "blocks of 128x128, which do not divide hidden_size 576 of smollm2-135m" in reason
+    whole = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 2}
+    assert plan.why_not_made("m", block, whole) is None
+    narrow = whole | {"num_key_value_heads": 1}
+    assert "key and value width 64" in str(plan.why_not_made("m", block, narrow))
+    for name in ("nvfp4", "mxfp4", "mxfp8"):
+        assert plan.why_not_made("smollm2-135m", params.recipes[name], CONFIG) is None
+        assert "blocks of 1x" in str(plan.why_not_made("m", params.recipes[name], {"hidden_size": 584}))
+
+
+def test_a_recipe_that_is_only_planned_may_be_refused(params: Params) -> None:
+    made = plan.make_plan(params, {"smollm2-135m": CONFIG})
+    assert [(item["what"], item["measure"]) for item in made["refusals"]] == [("smollm2-135m.fp8-block", False)]
+    assert not any(".fp8-block." in cell["cell"] for cell in made["cells"])
+
+
+def test_planned_recipes_lengthen_no_default_run(params: Params) -> None:
+    """Everything that `dvc repro` makes and measures is in the first row; the other rows are only planned."""
+    made = plan.make_plan(params, {})
+    first = plan.make_plan(params.model_copy(update={"matrix": params.matrix[:1]}), {})
+    for group in ("fetch", "calibrate", "quantize", "lint", "package", "measure"):
+        assert made[group] == first[group]
+
+
 def test_a_refused_recipe_is_listed_and_nothing_of_it_runs(params: Params) -> None:
     recipes = dict(params.recipes) | {"int4": params.recipes["int4"].model_copy(update={"group_size": 128})}
     made = plan.make_plan(params.model_copy(update={"recipes": recipes}), {"smollm2-135m": CONFIG})
-    assert [item["what"] for item in made["refusals"]] == ["smollm2-135m.int4"]
+    assert [item["what"] for item in made["refusals"] if item["measure"]] == ["smollm2-135m.int4"]
     assert not any(
         ".int4." in key or key.endswith(".int4") for g in ("quantize", "package", "measure") for key in made[g]
     )
