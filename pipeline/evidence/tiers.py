@@ -42,8 +42,8 @@ def digest(ids: list[str]) -> str:
 
 def kv_quantized(recipe: Recipe, serve: dict[str, Any]) -> bool:
     """Tell whether the KV cache is stored in fewer bits, by the recipe or by the server's options."""
-    stored = getattr(recipe, "kv_cache", None) or serve.get("kv-cache-dtype") or "auto"
-    return str(stored) not in ("auto", "bf16", "bfloat16", "fp16", "float16", "none")
+    plain = ("auto", "bf16", "bfloat16", "float16")
+    return recipe.kv_cache not in plain or str(serve.get("kv-cache-dtype", "auto")) not in plain
 
 
 def runs(params: Params, recipe: Recipe, serve: dict[str, Any]) -> tuple[dict[str, Run], dict[str, str]]:

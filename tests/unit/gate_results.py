@@ -81,7 +81,7 @@ def bench_json(ratio: float = 1.2) -> dict[str, Any]:
     point |= {"ratio_ci95": {"output_tok_s": [ratio - 0.03, ratio + 0.03], "ttft_ms": [0.85, 0.95]}}
     server = {"candidate": SERVER, "baseline": SERVER}
     return {"schema": "quantpress.bench/1", "server": server, "host": {"gpus": []}, "package_digest": "d1",
-            "workloads": {"smoke-64-24": {"points": [point]}}}  # fmt: skip
+            "workloads": {"smoke-64-16": {"points": [point]}}}  # fmt: skip
 
 
 def build(root: Path) -> Path:

@@ -135,7 +135,7 @@ def test_speed_floors_and_tiers(project: Path, ratio: float, tier: str, expected
 
 def test_a_timing_with_errors_is_not_used(project: Path) -> None:
     def spoil(bench: dict[str, Any]) -> None:
-        for point in bench["workloads"]["smoke-64-24"]["points"]:
+        for point in bench["workloads"]["smoke-64-16"]["points"]:
             point["candidate"] = {"errors": 3, "output_tokens_ok": True}
 
     change(of(project, INT8, "bench"), spoil)

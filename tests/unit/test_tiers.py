@@ -72,6 +72,7 @@ def test_long_context_runs_only_where_the_cache_is_quantized() -> None:
     params = _params("release", long={"lm_eval": "qp_long", "tier": "release", "when": "kv-cache-quantized"})
     assert "here it is not" in runs(params, INT8, {})[1]["long"]
     assert set(runs(params, INT8, {"kv-cache-dtype": "fp8_e4m3"})[0]) == {"long"}
+    assert set(runs(params, INT8.model_copy(update={"kv_cache": "fp8"}), {})[0]) == {"long"}
     assert not kv_quantized(INT8, {"kv-cache-dtype": "auto"})
 
 
