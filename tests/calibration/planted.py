@@ -54,7 +54,7 @@ class Reader:
     """The model and what it is asked."""
 
     def __init__(self, items: int) -> None:
-        """Load the checkpoint in bf16, `items` of the tasks, chosen by a hash of their ids, and the held-out windows."""
+        """Load the checkpoint in bf16, `items` questions chosen by a hash of their ids, and the held-out windows."""
         self.tokenizer = AutoTokenizer.from_pretrained(MODEL)
         self.model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16)
         self.model.eval()
@@ -169,8 +169,9 @@ def same_weights(reader: Reader) -> Iterator[dict[str, Any]]:
         attention, order = ("sdpa", "eager")[number % 2], ORDERS[number % 3]
         batch, windows = 16 + 8 * (number % 7), 1 + number % 8
         reader.model.set_attn_implementation(attention)
-        yield {"name": f"{attention}, batches of {batch} {order}, {windows} windows at once",
-               "correct": reader.facts(batch, order, number), "windows": compare(base, reader.windows(windows))}  # fmt: skip
+        name = f"{attention}, batches of {batch} {order}, {windows} windows at once"
+        correct = reader.facts(batch, order, number)
+        yield {"name": name, "correct": correct, "windows": compare(base, reader.windows(windows))}
 
 
 def damages(reader: Reader) -> Iterator[tuple[str, str, Callable[[], None]]]:
@@ -251,10 +252,11 @@ def main() -> None:
         record["template"] = templates(reader)
     record[part] = runs
     record |= {
-        "model": "smollm2-135m, bf16, transformers on CPU", "items": {"aa": len(reader.docs) if part == "aa" else AA_ITEMS, "damage": ALL_ITEMS},
+        "model": "smollm2-135m, bf16, transformers on CPU",
+        "items": {"aa": AA_ITEMS, "damage": ALL_ITEMS},
         "per_window": ["kl_mean", "log_ratio_mean", "top1_agreement_pct"],
         "versions": versions("torch", "transformers"),
-    }  # fmt: skip
+    }
     jsonio.write_text(OUT, json.dumps(record) + "\n")
     print(f"{OUT}: {len(runs)} runs in {time.monotonic() - start:.0f} s", flush=True)
 
