@@ -113,10 +113,10 @@ def _fidelity(doc: Doc, policy: Policy) -> Iterator[tuple[str, Check]]:
 
     rules = policy.quality
     ratio, kl, top1 = (doc.raw("fidelity", k) for k in ("perplexity_ratio", "kl_mean", "top1_agreement_pct"))
-    if rule := rules.perplexity_ratio:
+    if most := rules.perplexity_ratio:
         found = estimate(math.log(ratio) if is_number(ratio) and ratio > 0 else None, "log_perplexity_ratio_se")
-        limit = f"at most {rule.max:g}"
-        yield "perplexity_ratio", check("perplexity_ratio", rule.tier, limit, math.log(rule.max), found, "x", "log")
+        limit = f"at most {most.max:g}"
+        yield "perplexity_ratio", check("perplexity_ratio", most.tier, limit, math.log(most.max), found, "x", "log")
     if rule := rules.kl_mean:
         found = estimate(kl if is_number(kl) else None, "kl_mean_se")
         yield "kl_mean", check("kl_mean", rule.tier, f"at most {rule.max:g}", rule.max, found, "nats", "plain")
@@ -185,10 +185,11 @@ def _speed(doc: Doc, floor: Floor, policy: Policy) -> Check:
     if not clean:
         reason = f"{doc.path}: {floor.name} has request errors or wrong output lengths"
         return Check("speed", floor.tier, None, limit, "x", reason=reason)
-    requests = point.raw("requests")
+    counted = [_number(point.raw("candidate", "requests")), _number(point.raw("requests"))]
+    requests = next((n for n in counted if n), 2)
     se = (math.log(span[1]) - math.log(span[0])) / (2 * 1.96)
     sign = -1.0 if floor.min else 1.0
-    found = Estimate(sign * math.log(ratio), se, int(requests) if is_number(requests) else 2)
+    found = Estimate(sign * math.log(ratio), se, int(requests))
     margin = sign * math.log(floor.min or floor.max or 1.0)
     comparison = of_mean(found, margin, "requests", policy.alpha, policy.power)
     reason = "" if comparison else "fewer than 8 requests"
@@ -202,7 +203,7 @@ def _limits(docs: Docs, policy: Policy) -> Iterator[tuple[str, Check]]:
     share = weights / source if is_number(weights) and is_number(source) and source else None
     gb = weights / 1e9 if is_number(weights) else None
     served = docs.evaluation
-    memory = _number(served.raw("server", "memory_gib")) or docs.bench.raw("server", "candidate", "memory_gib")
+    memory = _number(served.raw("server", "memory_gib")) or _server_memory_gib(docs.bench)
     values = {
         "weights_over_source": (share, "x", docs.quantize),
         "weight_gb": (gb, "GB", docs.quantize),
@@ -220,6 +221,15 @@ def _limits(docs: Docs, policy: Policy) -> Iterator[tuple[str, Check]]:
             continue
         passed = value >= rule.min if low else value <= rule.max
         yield name, Check("limits", rule.tier, value, limit, unit, passed=passed, reason="as recorded")
+
+
+def _server_memory_gib(bench: Doc) -> float | None:
+    """Return the most memory the candidate's server had while it was timed, from the legs of bench.json."""
+    legs = [
+        leg for load in bench.mapping("workloads").values() if isinstance(load, dict) for leg in load.get("legs", [])
+    ]
+    seen = [_number((leg.get("server_rss_mib") or {}).get("max")) for leg in legs if leg.get("side") == "B"]
+    return max((mib for mib in seen if mib), default=0.0) / 1024 or None
 
 
 def judge(found: dict[str, Check], policy: Policy) -> dict[str, dict[str, Any]]:

@@ -142,7 +142,8 @@ def read_eval(root: Path, cell: str) -> Doc:
 
 def read_docs(root: Path, entry: dict[str, Any]) -> Docs:
     """Read what a cell is judged by; results of other weights than the package holds now count as not measured."""
-    name, checkpoint = entry["cell"], f"{entry['model']}.{entry['recipe']}"
+    name = entry["cell"]
+    checkpoint = entry.get("checkpoint") or f"{entry['model']}.{entry['recipe']}"
     results = "artifacts/results"
     served = [read_eval(root, name), read_doc(root, f"{results}/{name}/bench.json", None)]
     now = read_doc(root, f"artifacts/packages/{name}/deploy/manifest.json", None).raw("checkpoint", "digest")

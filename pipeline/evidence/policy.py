@@ -49,6 +49,13 @@ class Above(_Strict):
     max: float = Field(gt=0)
 
 
+class RatioAtMost(_Strict):
+    """An upper limit of a ratio that is 1 without damage."""
+
+    tier: Tier
+    max: float = Field(gt=1)
+
+
 class AtLeast(_Strict):
     """A lower limit."""
 
@@ -78,10 +85,10 @@ class Between(_Strict):
 
 
 class Quality(_Strict):
-    """Limits of quality; one that is left out is not judged. perplexity_ratio must allow more than 1."""
+    """Limits of quality; one that is left out is not judged."""
 
     canary: Sound | None = None
-    perplexity_ratio: Above | None = None
+    perplexity_ratio: RatioAtMost | None = None
     kl_mean: Above | None = None
     top1_agreement_pct: Share | None = None
     length_ratio: Between | None = None
