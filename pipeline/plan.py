@@ -46,7 +46,8 @@ def make_plan(params: Params, configs: dict[str, dict[str, Any]]) -> dict[str, A
             for recipe in row.recipes:
                 reason = why_not_made(model, params.recipes[recipe], configs.get(model))
                 if reason:
-                    asked = refused.setdefault(f"{model}.{recipe}", {"reason": reason, "measure": False})
+                    why = {"reason": reason, "source": f"config.json of {model}", "measure": False}
+                    asked = refused.setdefault(f"{model}.{recipe}", why)
                     asked["measure"] |= row.measure
                     continue
                 if row.measure:
@@ -164,7 +165,8 @@ def _cell(plan: dict[str, Any], params: Params, ids: tuple[str, str, str, str], 
     found = served(spec, producer, runtime, params.targets[target], target, params.allow_unknown)
     serves = found.verdict != "refused"
     place = {"model": model, "recipe": recipe, "runtime": runtime, "target": target}
-    entry = {"cell": name, **place, "checkpoint": key, **found._asdict(), "measured_here": measure and serves}
+    made = {"checkpoint": key, "backend": producer.backend}
+    entry = {"cell": name, **place, **made, **found._asdict(), "measured_here": measure and serves}
     plan["cells"].append(entry)
     plan["checkpoints"][key] = {"model": model, "recipe": recipe, **producer._asdict()}
     if not measure:

@@ -55,7 +55,9 @@ def _copy(path: Path) -> Workspace:
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     for name in names:
-        if not name.startswith(LEFT_OUT) and (ROOT / name).is_file():
+        # The plan depends on the committed facts of fetched models, as it does in a clean clone.
+        kept = not name.startswith(LEFT_OUT) or Path(name).match("artifacts/results/*/model.json")
+        if kept and (ROOT / name).is_file():
             (path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, path / name)
     for command in (

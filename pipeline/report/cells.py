@@ -28,6 +28,12 @@ FORMATS = {
     "fp8-channel-token": ("FP8 (E4M3), one scale per channel", "FP8 × FP8, one activation scale per token"),
     "int8-w8a8": ("INT8, one scale per channel", "INT8 × INT8"),
     "int4-w4a16": ("INT4, groups of {group}", "16-bit activations, weights unpacked from INT4"),
+    "fp8-block": ("FP8 (E4M3), one scale for 128×128 weights", "FP8 × FP8, one activation scale per token and 128"),
+    "int8-w8a16": ("INT8, one scale per channel", "16-bit activations, weights unpacked from INT8"),
+    "int4-w4a8": ("INT4, groups of {group}", "FP8 activations, weights unpacked from INT4"),
+    "nvfp4": ("FP4 (E2M1), an FP8 scale for 16 weights", "FP4 × FP4"),
+    "mxfp4": ("FP4 (E2M1), a power-of-two scale for 32 weights", "FP4 × FP4"),
+    "mxfp8": ("FP8 (E4M3), a power-of-two scale for 32 weights", "FP8 × FP8"),
 }
 
 
@@ -111,6 +117,8 @@ def _made(plan: dict[str, Any], params: Doc, quantize: Doc) -> dict[str, Any]:
     group = spec.get("group_size")
     stored, computed = FORMATS.get(str(spec.get("format")), (plain(spec.get("format") or "not known"), "not known"))
     stored = stored.replace("{group}", plain(group))
+    if spec.get("kv_cache", "bf16") != "bf16":
+        stored += f"; KV cache {str(spec['kv_cache']).upper()} with calibrated scales"
     if plan["verdict"] == "refused":
         computed = f"nothing: not served on {plan['target']}"
     elif plan["verdict"] != "native":
@@ -118,7 +126,8 @@ def _made(plan: dict[str, Any], params: Doc, quantize: Doc) -> dict[str, Any]:
     made: dict[str, Any] = {
         key: plain(spec[key]) if key in spec else None for key in ("format", "algorithm", "note", "served_by")
     }
-    made |= {"backend": quantize.raw("backend") or spec.get("backend"), "group_size": group}
+    backend = quantize.raw("backend") or plan.get("backend") or spec.get("backend")
+    made |= {"backend": backend, "group_size": group}
     made |= {"stored": stored, "computed": computed, "problem": quantize.problem}
     for key in ("wall_s", "peak_memory_gib", "quantized_layers"):
         made[key] = quantize.fact(key)

@@ -48,9 +48,10 @@ def cut(source: Path, out: Path, layers: int = LAYERS) -> None:
 def small(workspace, fetched) -> str:  # type: ignore[no-untyped-def]
     """A model `small` in the workspace's params, fetched from a local folder."""
     cut(fetched, workspace.path / "small-source")
-    row = {"models": ["small"], "recipes": ["bf16", *RECIPES],
+    row = {"models": ["small"], "recipes": ["bf16", *RECIPES, "gptq-two"],
            "runtimes": ["vllm"], "targets": ["cpu"], "measure": True}  # fmt: skip
     workspace.edit(lambda p: (
+        p["recipes"].update({"gptq-two": p["recipes"]["gptq"] | {"producers": {"vllm": "llmcompressor"}}}),
         p["models"].update(small={"source": "dir:small-source", "instruct": False, "license": "Apache-2.0"}),
         p["matrix"].append(row),
     ))  # fmt: skip
@@ -74,6 +75,28 @@ def test_a_recipe_is_made_whole_and_recorded(recipe: str, small: str, workspace)
     assert made["versions"]["torch"].startswith("2.6.0" if recipe == "awq-legacy" else "2.13.0")
     if recipe in ("fp8", "int8", "gptq", "awq", "awq-legacy"):
         assert made["calib"]["tokens"] == made["calib"]["samples"] * 64
+
+
+def test_a_second_producer_makes_an_artifact_of_its_own(small: str, workspace) -> None:  # type: ignore[no-untyped-def]
+    """The recipe names gptqmodel, and for vllm llm-compressor: another id, another folder, another record."""
+    key = f"{small}.gptq-two.compressed-tensors"
+    workspace.run("dvc", "repro", f"lint@{key}")
+    made = json.loads((workspace.path / f"artifacts/results/{key}/quantize.json").read_text())
+    assert (made["backend"], made["made_by"], made["recipe"]) == ("llmcompressor", "llmcompressor", "gptq-two")
+    config = json.loads((workspace.path / f"artifacts/checkpoints/{key}/config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "compressed-tensors"
+    assert json.loads((workspace.path / f"artifacts/results/{key}/lint.json").read_text())["passed"]
+    plan = yaml.safe_load((workspace.path / "pipeline/plan.yaml").read_text())
+    package = plan["package"][f"{small}.gptq-two.vllm.cpu"]
+    assert package["checkpoint"] == f"artifacts/checkpoints/{key}"
+
+
+def test_an_environment_that_does_not_make_the_recipe_says_so(small: str, workspace) -> None:  # type: ignore[no-untyped-def]
+    done = workspace.run(
+        "pipeline", "run", "gptqmodel", "quantize", "--model", small, "--recipe", "awq", check=False
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "gptqmodel does not make int4-w4a16 by awq" in done.stderr
 
 
 def test_the_same_recipe_twice_gives_the_same_bytes(small: str, workspace) -> None:  # type: ignore[no-untyped-def]
