@@ -95,7 +95,9 @@ def _words(check: dict[str, Any]) -> str:
     if "damage" not in check:
         return f"{check['verdict'].lower()} ({check['reason']})"
     unit, item = check["damage_unit"], check["item"]
-    said = f"damage {check['damage']:.3g} {unit}, at most {check['damage_bound']:.3g}, margin {check['margin']:.3g}"
+    said = (
+        f"damage {check['damage']:.3g} {unit} as seen, bound {check['damage_bound']:.3g}, margin {check['margin']:.3g}"
+    )
     if check["verdict"] == INCONCLUSIVE:
         needed = check["items_needed_as_seen"]
         said += f"; {check['items']} {item}, " + (f"a firm answer needs about {needed:,}" if needed else "too near")
@@ -135,9 +137,7 @@ def _engine(docs: Docs, entry: dict[str, Any], params: Params) -> list[str]:
 
 def read_eval(root: Path, cell: str) -> Doc:
     """Read a cell's eval.json of any schema that is understood."""
-    path = f"artifacts/results/{cell}/eval.json"
-    found = [read_doc(root, path, schema) for schema in EVAL_SCHEMAS]
-    return next((doc for doc in found if doc.data is not None), found[0])
+    return read_doc(root, f"artifacts/results/{cell}/eval.json", *EVAL_SCHEMAS)
 
 
 def read_docs(root: Path, entry: dict[str, Any]) -> Docs:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.evidence.verdicts import FAIL
 from pipeline.report.text import and_list, missing, number, show, span
+from pipeline.report.verdicts import verdict_line
 
 RULES = (
     "Fastest: the highest ratio of output tokens per second over the baseline, at the load that is named. "
     "Closest to the baseline: the highest perplexity kept. Smallest: the fewest bytes of weights. "
-    "An artifact that failed the coherence canary or lint, or was not measured, is never named, "
+    "An artifact that failed the coherence canary, lint or the policy, or was not measured, is never named, "
     "and a timing with request errors or wrong output lengths is not used."
 )
 
@@ -63,7 +65,7 @@ def answer(group: dict[str, Any]) -> list[dict[str, str]]:
 
     Each is {topic, lead, text}: `lead` is the answer itself, `text` the evidence for it.
     """
-    lines = [_fastest(group), _closest(group), _smallest(group), _noise(group)]
+    lines = [*verdict_line(group), _fastest(group), _closest(group), _smallest(group), _noise(group)]
     return [*lines, *_missing(group)]
 
 
@@ -72,7 +74,10 @@ def _candidates(group: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         c
         for c in group["cells"]
-        if not c["is_baseline"] and c["canary"]["passed"] is not False and c["lint"]["passed"] is not False
+        if not c["is_baseline"]
+        and c["canary"]["passed"] is not False
+        and c["lint"]["passed"] is not False
+        and c["gate"]["verdict"] != FAIL
     ]
 
 

@@ -16,7 +16,10 @@ from pipeline.report.sources import (
     plain,
     read_doc,
 )
+from pipeline.report.verdicts import cell_verdict
 
+# eval/1 is read during the change to eval/2: what it lacks is "not measured".
+SCHEMAS = {"eval": ("quantpress.eval/2", "quantpress.eval/1"), "bench": ("quantpress.bench/1",)}
 LATENCIES = ("ttft_ms", "tpot_ms", "inter_chunk_ms", "e2e_ms")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 RATIOS = ("output_tok_s", "ttft_ms", "tpot_ms", "e2e_ms")
@@ -65,6 +68,7 @@ def build_cell(root: Path, plan: dict[str, Any], params: Doc) -> tuple[dict[str,
         "canary": _canary(evaluation),
         "quality": _quality(evaluation, params, is_baseline),
         "speed": _speed(bench),
+        "gate": cell_verdict(root, plan["cell"], evaluation),
         "server": _server(evaluation, bench),
     }
     cell["status"] = _status(plan, evaluation, bench)
@@ -75,7 +79,7 @@ def _served_docs(root: Path, where: str, plan: dict[str, Any]) -> tuple[Doc, Doc
     """Read eval.json and bench.json; where the plan says why there is none, that is the reason given."""
     docs = []
     for name in ("eval", "bench"):
-        doc = read_doc(root, f"{where}/{name}.json", f"quantpress.{name}/1")
+        doc = read_doc(root, f"{where}/{name}.json", *SCHEMAS[name])
         if doc.problem and not (root / doc.path).exists() and (reason := _planned_reason(plan)):
             doc = Doc(doc.path, None, reason)
         manifest = f"artifacts/packages/{plan.get('cell')}/deploy/manifest.json"

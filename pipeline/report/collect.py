@@ -15,6 +15,7 @@ from pipeline.report.answer import RULES, answer, noise_floor, reference_point
 from pipeline.report.cells import NOT_QUANTIZED, build_cell
 from pipeline.report.sizes import sizes_section
 from pipeline.report.sources import Doc, plain, read_doc, read_yaml
+from pipeline.report.verdicts import floor_lines
 
 SCHEMA = "quantpress.report/1"
 CELL_KEYS = ("model", "recipe", "runtime", "target")
@@ -36,6 +37,8 @@ def collect(root: Path) -> dict[str, Any]:
     for entry in entries:
         cells[entry["cell"]], docs[entry["cell"]] = build_cell(root, entry, params)
     groups, planned = _groups(list(cells.values()), params)
+    for group in groups:
+        group["quality_floor"] = floor_lines(root, group["baseline"])
     models = {m: _model(root, m, params) for m in dict.fromkeys(e["model"] for e in entries)}
     problems += [{"what": d.path, "reason": d.problem} for d in (params, plan) if d.problem]
     problems += [{"what": m["path"], "reason": m["problem"]} for m in models.values() if m["problem"]]

@@ -89,8 +89,10 @@ class Doc:
         return absent(why or f"{self.path} has no {'.'.join(keys)}")
 
 
-def read_doc(root: Path, path: str, schema: str | None) -> Doc:
+def read_doc(root: Path, path: str, schema: str | None, *older: str) -> Doc:
     """Read one JSON file of the contract; whatever is wrong with it becomes `problem`, which names the file.
+
+    `older` are schemas that are still understood beside `schema`.
 
     Paths below `root` are printed relative, so that a report does not depend on where the repository lies.
     """
@@ -103,7 +105,7 @@ def read_doc(root: Path, path: str, schema: str | None) -> Doc:
         return Doc(path, None, f"{path} cannot be read: {_one_line(error)}")
     if not isinstance(data, dict):
         return Doc(path, None, f"{path} cannot be read: it holds a {type(data).__name__}, not an object")
-    if schema is not None and data.get("schema") != schema:
+    if schema is not None and data.get("schema") not in (schema, *older):
         return Doc(path, None, f"{path} cannot be read: its schema is {data.get('schema')!r}, not {schema!r}")
     return Doc(path, data)
 
