@@ -10,14 +10,14 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
+import platform
 import re
+import shlex
 import shutil
 import subprocess
-import sys
 import tarfile
 import tomllib
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,7 +61,7 @@ class Division(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """The machine that installs: its Python (`3.12`) and the minor version of its glibc (`28` for 2.28); x86-64 Linux."""
+    """The x86-64 Linux that installs: its Python (`3.12`) and its glibc's minor version (`28` for 2.28)."""
 
     python: str
     glibc: int
@@ -136,8 +136,8 @@ def read_have(text: str) -> dict[str, str | None]:
 def divide(pinned: list[Pinned], have: dict[str, str | None], options: dict[str, Any]) -> Division:
     """Divide an environment's packages; `options` is `[tool.quantpress]` of its pyproject.toml.
 
-    The host's package counts when it has the lock's version (a local part such as +cu130 apart), when its version is not
-    known, or when `host-wins` names it: a GPU machine's torch fits its driver, and is the one that travels worst.
+    The host's package counts when it has the lock's version (a local part such as +cu130 apart), when its version is
+    not known, or when `host-wins` names it: a GPU machine's torch fits its driver, and is the one that travels worst.
     """
     leave_out, wins = dict(options.get("leave-out", {})), list(options.get("host-wins", []))
     pack, from_host, left_out = [], {}, {}
@@ -176,10 +176,10 @@ def export(env: str, machine: Machine) -> list[Pinned]:
 
 
 def fetch(packages: list[Pinned], machine: Machine, out: Path) -> None:
-    """Download the wheel of each package into `out`; what exists only as source is built when it is pure Python.
+    """Download the wheel of each package into `out`; what exists only as source is built here, by that Python.
 
     Raises:
-        WorkError: a download failed, a hash differs, or a package needs a compiler.
+        WorkError: a download or build failed, a hash differs, or what was built here is for a newer glibc.
     """
     out.mkdir(parents=True, exist_ok=True)
     have = {wheel_key(p.name) for p in out.glob("*.whl")}
@@ -187,26 +187,34 @@ def fetch(packages: list[Pinned], machine: Machine, out: Path) -> None:
     source_only = _source_only(missing)
     wheels = [p for p in missing if p.name not in source_only]
     common = ["--no-deps", "--require-hashes", "--quiet", "--disable-pip-version-check"]
-    for command, chosen in (
-        (["download", *common, *machine.pip_options(), "--dest", str(out)], wheels),
-        (["wheel", *common, "--wheel-dir", str(out)], [p for p in missing if p.name in source_only]),
+    for command, options, chosen in (
+        ("download", [*common, *machine.pip_options(), "--dest", str(out)], wheels),
+        ("wheel", [*common, "--wheel-dir", str(out)], [p for p in missing if p.name in source_only]),
     ):
         if not chosen:
             continue
         wanted = out / "requirements.tmp"
         wanted.write_text("\n".join(p.line for p in chosen) + "\n", encoding="utf-8")
         try:
-            _run([*_pip(), *command, "-r", str(wanted)], f"pip {command[0]}")
+            _run([*_pip(machine), command, *options, "-r", str(wanted)], f"pip {command}")
         finally:
             wanted.unlink(missing_ok=True)
+    newer = glibc_here() > machine.glibc
     for path in out.glob("*.whl"):
-        key = wheel_key(path.name)
-        if key[0] in source_only and not path.name.endswith("-none-any.whl"):
+        name, version = wheel_key(path.name)
+        if newer and name in source_only and not path.name.endswith("-none-any.whl"):
             path.unlink()
             raise WorkError(
-                f"{key[0]} {key[1]} has no wheel and compiles code. Put it under leave-out of the environment's "
-                "[tool.quantpress], or build it on the other machine."
+                f"{name} {version} has no wheel and was compiled for this machine's glibc 2.{glibc_here()}; the other "
+                f"has 2.{machine.glibc}. Put it under leave-out of the environment's [tool.quantpress], or pack it "
+                "on an older system."
             )
+
+
+def glibc_here() -> int:
+    """Return the minor version of this machine's glibc, or a number above any where it has none."""
+    name, version = platform.libc_ver()
+    return int(version.split(".")[1]) if name == "glibc" and version.startswith("2.") else 1000
 
 
 def wheel_key(filename: str) -> tuple[str, str]:
@@ -295,11 +303,11 @@ def install_script(record: dict[str, Any]) -> str:
     """Return install.sh: the template with one line per environment; it needs sh, sha256sum, tar and a Python."""
     calls = []
     for env, entry in record["environments"].items():
-        wheels = " ".join(entry["wheels"])
         note = {key: entry[key] for key in ("from_host", "left_out")} | {"wheelhouse": record_digest(record)}
         shared = "yes" if entry["from_host"] else "no"
-        fixed = json.dumps(note, sort_keys=True).replace("'", "")
-        calls.append(f"environment {env} {entry['folder']} {entry['digest']} {shared} '{fixed}' {wheels}")
+        fixed = json.dumps(note, sort_keys=True)
+        words = [env, entry["folder"], entry["digest"], shared, shlex.quote(fixed), *entry["wheels"]]
+        calls.append(f'environment {" ".join(words)} & jobs="$jobs $!"')
     text = TEMPLATE.read_text(encoding="utf-8")
     return text.replace("@PYTHON@", record["python"]).replace("@ENVIRONMENTS@", "\n".join(calls))
 
@@ -329,9 +337,9 @@ def _uv() -> str:
     return uv
 
 
-def _pip() -> list[str]:
-    """Return the command of a pip: this Python's, or one that uv brings."""
-    return [sys.executable, "-m", "pip"] if find_spec("pip") else [_uv(), "tool", "run", f"pip@{PIP}"]
+def _pip(machine: Machine) -> list[str]:
+    """Return the command of a pip that runs on the other machine's Python version, so that what it builds fits."""
+    return [_uv(), "tool", "run", "--python", machine.python, f"pip@{PIP}"]
 
 
 def _run(command: list[str], what: str) -> str:

@@ -48,5 +48,8 @@ print("\n".join(dict.fromkeys(paths)))' >"$site/host.pth"
     printf '%s' "$digest" >"$venv/installed.sha256"
 }
 
+# Side by side: each is its own folder.
+jobs=
 @ENVIRONMENTS@
+for job in $jobs; do wait "$job" || fail "an environment was not installed; see above"; done
 echo "installed; now: export PATH=$root/.venv/bin:\$PATH"

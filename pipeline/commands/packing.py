@@ -1,4 +1,4 @@
-"""wheelhouse: environments for a machine without a network."""
+"""wheelhouse and on-target: machines without a network, and machines that are lent for half an hour."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from pipeline.commands import Add
+from pipeline.commands import PARAMS, Add
 from pipeline.errors import InputError
 
 
@@ -37,6 +37,14 @@ def _wheelhouse(args: argparse.Namespace) -> int:
     return 0
 
 
+def _on_target(args: argparse.Namespace) -> int:
+    from pipeline.on_target import Run, need_minutes
+    from pipeline.params import load_params
+
+    need_minutes(args.minutes)
+    return Run(load_params(PARAMS), args.target, args.minutes, max(1, args.jobs), args.out)()
+
+
 def register(add: Add) -> None:
     """Add the commands of this module."""
     pack = add("wheelhouse", _wheelhouse, "pack environments with checksums for a machine without a network")
@@ -46,3 +54,8 @@ def register(add: Add) -> None:
     pack.add_argument("--python", default="3.12", help="the other machine's Python (default 3.12)")
     pack.add_argument("--glibc", default="2.28", help="its glibc, as `ldd --version` says (default 2.28)")
     pack.add_argument("--out", type=Path, default=Path(".quantpress/wheelhouse"))
+    run = add("on-target", _on_target, "make and measure a target's cells on it, the most telling first")
+    run.add_argument("target")
+    run.add_argument("--minutes", type=float, help="start nothing that would not end within this time")
+    run.add_argument("--jobs", type=int, default=4, help="checkpoints made, or cells evaluated, at a time (default 4)")
+    run.add_argument("--out", type=Path, help="pack the results there after every stage, to be brought home")
