@@ -8,21 +8,23 @@ run alone.
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from pipeline import host
+from pipeline import host, jsonio
 from pipeline.errors import InputError, WorkError, unknown
-from pipeline.plan import PLAN
+from pipeline.plan import PLAN, facts_path
 from pipeline.runstage import STATE
 from pipeline.shapes import is_random
 from pipeline.specs import Params
@@ -160,9 +162,11 @@ class Run:
     def _prepare(self, todo: list[str]) -> None:
         """Fetch, calibrate, quantize, lint and package; the first of each in order, then several at a time."""
         found = needs(self.plan, todo)
+        found["calibrate"] = [s for s in found["calibrate"] if not is_frozen(s)]
         for group in ("fetch", "calibrate"):
             if found[group]:
-                self.dvc(["repro", *found[group]])
+                with kept_facts(self.plan["fetch"]):
+                    self.dvc(["repro", *(["--single-item"] if group == "calibrate" else []), *found[group]])
                 self.say(f"{group}: {', '.join(found[group])}")
         with ThreadPoolExecutor(self.jobs) as pool:
             list(pool.map(self._stage, found["chains"]))
@@ -217,7 +221,7 @@ class Run:
     def _keep(self) -> None:
         """Write results.tar.gz and raw.tar.gz into the folder that is brought home, whole or not at all."""
         if self.out is not None:
-            keep(self.out, self.target)
+            keep(self.out, self.target, self.plan["on_target"]["fetch"])
 
 
 def last_error(text: str) -> str:
@@ -227,11 +231,14 @@ def last_error(text: str) -> str:
     return (said or lines or ["it wrote nothing"])[-1].removeprefix("quantpress: error: ")[:400]
 
 
-def keep(out: Path, target: str) -> None:
-    """Pack a target's results into `out`: results.tar.gz is what git keeps, raw.tar.gz the logs and raw exports."""
+def keep(out: Path, target: str, models: Iterable[str] = ()) -> None:
+    """Pack a target's results into `out`: results.tar.gz is what git keeps, raw.tar.gz the logs and raw exports.
+
+    `models` were made on the target, so that their facts come home too; any other model's are those of its first fetch.
+    """
     out.mkdir(parents=True, exist_ok=True)
     results = [*Path("artifacts/results").glob(f"*.{target}"), *Path("artifacts/packages").glob(f"*.{target}")]
-    results += [p for p in Path("artifacts/results").glob("*/model.json")]
+    results += [p for m in models for p in (Path(facts_path(m)), *Path("calib_data").glob(f"*.{m}")) if p.exists()]
     results += [p for p in (Path(FILE).with_name("dvc.lock"), STATE / "times.jsonl") if p.exists()]
     raw = [p for p in Path("artifacts/raw").glob(f"*.{target}/**/*") if p.is_file() and not p.name.endswith(BULKY)]
     raw += [p for p in (STATE / "logs").glob("*.log")]
@@ -241,6 +248,34 @@ def keep(out: Path, target: str) -> None:
             for path in sorted(paths):
                 tar.add(path)
         part.replace(out / f"{name}.tar.gz")
+
+
+def is_frozen(stage: str) -> bool:
+    """Say whether a calibration set is in the tree: another Python's own texts would freeze it differently."""
+    return (Path("calib_data") / stage.split("calibrate@", 1)[1] / "tokens.json").exists()
+
+
+@contextmanager
+def kept_facts(models: Iterable[str]) -> Iterator[None]:
+    """Put the committed facts of models back after they were fetched again, when the bytes are the same.
+
+    They also name the versions of the libraries that fetched, which differ here, and every stage's digest of its input
+    would with them.
+
+    Raises:
+        WorkError: a model came out with other bytes than the committed ones.
+    """
+    before = {path: path.read_text(encoding="utf-8") for m in models if (path := Path(facts_path(m))).exists()}
+    yield
+    for path, text in before.items():
+        if not path.exists():
+            jsonio.write_text(path, text)
+            continue
+        now, then = jsonio.read_json(path), json.loads(text)
+        if now["files"] != then["files"]:
+            other = [name for name in then["files"] if now["files"].get(name) != then["files"][name]]
+            raise WorkError(f"{path.parent.name} was fetched here with other bytes than {path} says: {other[:5]}.")
+        jsonio.write_text(path, text)
 
 
 def need_minutes(minutes: float | None) -> None:

@@ -81,14 +81,12 @@ def package(cell: Cell, params: Params) -> dict[str, Any]:
     target = cell.check(params)
     recipe = params.recipes[cell.recipe]
     producer = producer_for(recipe, cell.runtime)
-    on_target = is_on_target(params, cell.model, cell.recipe, cell.target)
-    checkpoint, made_as = (
-        checkpoint_path(cell.model, cell.recipe, recipe, producer), producer.id(cell.model, cell.recipe, recipe)
-    )  # fmt: skip
+    where = checkpoint_path(cell.model, cell.recipe, recipe, producer)
+    made_as = producer.id(cell.model, cell.recipe, recipe)
     first_choice = made_as == f"{cell.model}.{cell.recipe}"
-    if on_target:
-        checkpoint, made_as = made_on(checkpoint, cell.target), f"{made_as}.{cell.target}"
-    checkpoint = Path(checkpoint)
+    if is_on_target(params, cell.model, cell.recipe, cell.target):
+        where, made_as = made_on(where, cell.target), f"{made_as}.{cell.target}"
+    checkpoint = Path(where)
     if not (checkpoint / "config.json").is_file():
         stage = f"fetch@{cell.model}" if recipe.backend == "none" else f"quantize@{made_as}"
         raise InputError(f"{checkpoint} holds no checkpoint. Run `uv run dvc repro {stage}`.")
