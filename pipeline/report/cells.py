@@ -16,6 +16,7 @@ from pipeline.report.sources import (
     plain,
     read_doc,
 )
+from pipeline.shapes import SPEED_ONLY, is_random
 
 LATENCIES = ("ttft_ms", "tpot_ms", "inter_chunk_ms", "e2e_ms")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
@@ -44,6 +45,9 @@ def build_cell(root: Path, plan: dict[str, Any], params: Doc) -> tuple[dict[str,
     quantize = read_doc(root, f"{at_checkpoint}/quantize.json", "quantpress.quantize/1")
     lint = read_doc(root, f"{at_checkpoint}/lint.json", "quantpress.lint/1")
     evaluation, bench = _served_docs(root, at_cell, plan)
+    speed_only = is_random(str(params.mapping("models", plan["model"]).get("source")))
+    if speed_only:
+        evaluation = Doc(evaluation.path, None, SPEED_ONLY)
     model = read_doc(root, f"artifacts/results/{plan['model']}/model.json", "quantpress.model/1")
     is_baseline = plan["recipe"] == params.raw("baseline") or bench.raw("is_baseline") is True
     if is_baseline and not (root / quantize.path).exists():
@@ -61,7 +65,7 @@ def build_cell(root: Path, plan: dict[str, Any], params: Doc) -> tuple[dict[str,
         "speed": _speed(bench),
         "server": _server(evaluation, bench),
     }
-    cell["status"] = _status(plan, evaluation, bench)
+    cell["status"] = f"measured ({SPEED_ONLY})" if speed_only and bench.data else _status(plan, evaluation, bench)
     return cell, [quantize, lint, evaluation, bench]
 
 
