@@ -37,6 +37,17 @@ def _wheelhouse(args: argparse.Namespace) -> int:
     return 0
 
 
+def _compare(args: argparse.Namespace) -> int:
+    from pipeline import jsonio
+    from pipeline.compare_checkpoints import compare, table
+
+    found = compare(args.first, args.second)
+    if args.out:
+        jsonio.write_json(args.out, found)
+    print(table(found))
+    return 0
+
+
 def _on_target(args: argparse.Namespace) -> int:
     from pipeline.on_target import Run, need_minutes
     from pipeline.params import load_params
@@ -59,3 +70,7 @@ def register(add: Add) -> None:
     run.add_argument("--minutes", type=float, help="start nothing that would not end within this time")
     run.add_argument("--jobs", type=int, default=4, help="checkpoints made, or cells evaluated, at a time (default 4)")
     run.add_argument("--out", type=Path, help="pack the results there after every stage, to be brought home")
+    compare = add("compare-checkpoints", _compare, "how far two checkpoints of one recipe agree, tensor by tensor")
+    compare.add_argument("first", type=Path)
+    compare.add_argument("second", type=Path)
+    compare.add_argument("--out", type=Path, help="write the comparison there as JSON")
