@@ -60,6 +60,20 @@ def test_every_stage_of_the_file_finds_its_own_in_the_plan(made: dict[str, Any])
     assert all(s["do"]["wdir"] == "../.." for s in stages.values())
 
 
+def test_stages_there_depend_on_what_the_ordinary_ones_depend_on() -> None:
+    ordinary, there = (
+        yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))["stages"] for name in ("dvc.yaml", FILE)
+    )
+    # A lent host is another machine each time, of one kind; random weights come from another program and no GGUF.
+    other = {"artifacts/host.json": "artifacts/kind.${item.target}.json"}
+    for name in ("calibrate", "quantize", "lint", "package", "evaluate", "benchmark"):
+        cell = "${item.model}.${item.recipe}.${item.runtime}.${item.target}"
+        wanted = {other.get(dep, dep).replace(cell, "${key}") for dep in ordinary[name]["do"]["deps"]}
+        assert set(there[name]["do"]["deps"]) == wanted, name
+        left_out = {"benchmark", "benchmark_gpu"}  # the target names its own workloads
+        assert set(ordinary[name]["do"]["params"]) - left_out <= set(there[name]["do"]["params"]), name
+
+
 def test_every_output_there_is_left_out_of_the_cache() -> None:
     stages = yaml.safe_load((ROOT / FILE).read_text(encoding="utf-8"))["stages"]
     outs = [out for s in stages.values() for key in ("outs", "metrics") for out in s["do"].get(key, [])]
