@@ -18,7 +18,7 @@ from pipeline.errors import InputError, unknown
 from pipeline.formats import BLOCKS
 from pipeline.plan_on_target import on_target
 from pipeline.producers import Producer, first_producer, needs_calibration, producer_for, served
-from pipeline.shapes import shapes
+from pipeline.shapes import config_of
 from pipeline.sources import Source
 from pipeline.specs import Params, Recipe
 from pipeline.support import runtimes
@@ -213,9 +213,8 @@ def known_configs(root: Path, params: Params) -> dict[str, dict[str, Any]]:
     """Return the config.json of each model whose facts are committed under artifacts/results, or that is a shape."""
     found = {}
     for model in params.models:
-        source = Source.parse(params.models[model].source)
-        if source.kind == "random":
-            found[model] = shapes()[source.name]
+        if shape := config_of(params.models[model].source):
+            found[model] = shape
             continue
         path = root / "artifacts/results" / model / "model.json"
         if path.exists():
