@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from pipeline.errors import HostError
 from pipeline.specs import Target
 
 
@@ -79,6 +80,17 @@ def is_here(target: Target) -> bool:
     return len(found) >= target.count
 
 
+def need_target(target: Target, name: str) -> None:
+    """Refuse to work for a target that this host is not.
+
+    Raises:
+        HostError: fewer GPUs of the target's kind are here than it has.
+    """
+    if not is_here(target):
+        have = ", ".join(g["name"] for g in gpus()) or "no GPU"
+        raise HostError(f"Target {name} is {target.count} x {target.gpu}; this host has {have}. Run this stage there.")
+
+
 def matches(gpu: str, sm: int, memory_gib: float, found: dict[str, str]) -> bool:
     """Say whether a GPU that nvidia-smi lists is the target's: its SM, every word of its model, its memory to 15%.
 
@@ -114,6 +126,17 @@ def fingerprint() -> dict[str, Any]:
     }
 
 
+def kind() -> dict[str, Any]:
+    """Return what two machines of one kind share: a lent GPU host is another one each time and still the same target.
+
+    Memory is left out, because a virtual machine's grows as it is used; of the driver only the branch counts.
+    """
+    facts = fingerprint()
+    same = ("name", "compute_capability", "memory")
+    seen = [{k: g[k] for k in same if k in g} | {"driver": g.get("driver", "").split(".")[0]} for g in facts["gpus"]]
+    return {"schema": "quantpress.kind/1", "cpu": facts["cpu"], "cores": facts["cores"], "gpus": seen}
+
+
 def now() -> str:
     """Return the time in UTC as ISO 8601 to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
@@ -135,5 +158,6 @@ def git_commit(root: Path = Path(".")) -> str:
             cwd=root, capture_output=True, text=True, check=True, timeout=60,
         ).stdout.strip()  # fmt: skip
     except (OSError, subprocess.SubprocessError):
-        return "unknown"
+        # A copy of the tree without its history, on a machine that is only lent: who made the copy says what it is.
+        return os.environ.get("QUANTPRESS_COMMIT", "unknown")
     return commit + ("+changes" if dirty else "")

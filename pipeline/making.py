@@ -23,18 +23,18 @@ from pipeline.params import load_params
 from pipeline.plan import why_not_made
 from pipeline.producers import for_backend, makes, needs_calibration, producers_of, successor
 from pipeline.program import lock_sha256, versions
-from pipeline.runstage import need_disk
+from pipeline.runstage import installation, need_disk
 from pipeline.specs import Params, Recipe
 
 Backend = Callable[[Path, Path, dict[str, Any], list[list[int]], int], None]
 WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json")
 
 
-def arguments(*names: str) -> argparse.Namespace:
-    """Parse the required options `--name value` of a stage program; unknown ones end with argparse's message."""
+def arguments(*names: str, optional: tuple[str, ...] = ()) -> argparse.Namespace:
+    """Parse the options `--name value` of a stage program; unknown ones end with argparse's message."""
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
-    for name in names:
-        parser.add_argument(f"--{name}", required=True)
+    for name in (*names, *optional):
+        parser.add_argument(f"--{name}", required=name in names)
     return parser.parse_args()
 
 
@@ -45,10 +45,13 @@ def make(env: str, backend: Callable[[], Backend], packages: tuple[str, ...]) ->
         InputError: unknown ids, missing source or calibration set, a group size that does not divide.
         WorkError: not enough disk, or nothing was quantized.
     """
-    args = arguments("model", "recipe")
+    args = arguments("model", "recipe", optional=("target",))
     params = load_params()
     recipe, source = check(params, args.model, args.recipe)
     name = artifact_id(env, args.model, args.recipe, recipe)
+    if args.target:
+        need_target(params, args.target)
+        name += f".{args.target}"
     calib_ids, calib = load_calibration(recipe, args.model)
     out = Path("artifacts/checkpoints") / name
     scratch = Path(".quantpress/scratch") / name
@@ -70,6 +73,7 @@ def make(env: str, backend: Callable[[], Backend], packages: tuple[str, ...]) ->
         "spec": {key: value for key, value in asked.items() if value is not None},
         "backend": recipe.backend if env == successor(recipe) else env,
         "made_by": env,
+        "made_on": args.target,
         "wall_s": round(wall_s, 1),
         "peak_memory_gib": round(peak_memory_gib(), 2),
         **what_changed(before, Checkpoint.open(scratch)),
@@ -77,6 +81,7 @@ def make(env: str, backend: Callable[[], Backend], packages: tuple[str, ...]) ->
         "seed": 0,
         "versions": versions(*packages, "torch", "transformers", "compressed-tensors"),
         "env_lock_sha256": lock_sha256(env),
+        "installation": installation(env),
         "git_commit": host.git_commit(),
         "host": host.fingerprint(),
     }
@@ -88,6 +93,18 @@ def make(env: str, backend: Callable[[], Backend], packages: tuple[str, ...]) ->
         json.dumps({k: record[k] for k in ("wall_s", "weight_bytes", "effective_bits_per_weight")}),
         flush=True,
     )
+
+
+def need_target(params: Params, target: str) -> None:
+    """Refuse to make on another kind of machine what is to be made on `target`.
+
+    Raises:
+        InputError: no such target (nearest name given).
+        HostError: this host is not that target.
+    """
+    if target not in params.targets:
+        raise unknown("target", target, params.targets, "params.yaml")
+    host.need_target(params.targets[target], target)
 
 
 def check(params: Params, model: str, recipe_id: str) -> tuple[Recipe, Path]:

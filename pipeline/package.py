@@ -16,7 +16,9 @@ from pipeline.errors import InputError, WorkError, unknown
 from pipeline.memory.cells import CellIds, own_options, serving
 from pipeline.memory.overhead import CPU_CACHE_GIB
 from pipeline.plan import SERVER_ENVS, checkpoint_path
+from pipeline.plan_on_target import is_on_target, made_on
 from pipeline.producers import producer_for, served
+from pipeline.shapes import is_random
 from pipeline.specs import Params, Target
 
 # The command that starts each runtime's OpenAI-compatible server, and the variables it needs, per kind of device.
@@ -30,7 +32,8 @@ VARIABLES = {
         "VLLM_CPU_KVCACHE_SPACE": str(CPU_CACHE_GIB),  # GiB; the smoke workloads need far less
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # needed by distributed-executor-backend uni
     },
-    ("vllm", "cuda"): {},
+    # vLLM compiles FlashInfer's sampler at the first start otherwise, for two minutes (vLLM 0.26.0 on an H200).
+    ("vllm", "cuda"): {"VLLM_USE_FLASHINFER_SAMPLER": "0"},
 }
 ALWAYS = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
@@ -78,8 +81,12 @@ def package(cell: Cell, params: Params) -> dict[str, Any]:
     target = cell.check(params)
     recipe = params.recipes[cell.recipe]
     producer = producer_for(recipe, cell.runtime)
-    checkpoint = Path(checkpoint_path(cell.model, cell.recipe, recipe, producer))
+    where = checkpoint_path(cell.model, cell.recipe, recipe, producer)
     made_as = producer.id(cell.model, cell.recipe, recipe)
+    first_choice = made_as == f"{cell.model}.{cell.recipe}"
+    if is_on_target(params, cell.model, cell.recipe, cell.target):
+        where, made_as = made_on(where, cell.target), f"{made_as}.{cell.target}"
+    checkpoint = Path(where)
     if not (checkpoint / "config.json").is_file():
         stage = f"fetch@{cell.model}" if recipe.backend == "none" else f"quantize@{made_as}"
         raise InputError(f"{checkpoint} holds no checkpoint. Run `uv run dvc repro {stage}`.")
@@ -104,9 +111,10 @@ def package(cell: Cell, params: Params) -> dict[str, Any]:
         "target": cell.target,
         "format": recipe.format,
         "algorithm": producer.algorithm,
-        "backend": recipe.backend if made_as == f"{cell.model}.{cell.recipe}" else producer.backend,
+        "backend": recipe.backend if first_choice else producer.backend,
         "support": support._asdict(),
         "trust_remote_code": params.models[cell.model].trust_remote_code,
+        "speed_only": is_random(params.models[cell.model].source),
         "environment": server_environment(cell, target),
         "checkpoint": {"path": checkpoint.as_posix(), "digest": manifest.digest(weights), "files": weights},
         "files": manifest.describe(out),

@@ -16,7 +16,9 @@ import yaml
 from pipeline import jsonio
 from pipeline.errors import InputError, unknown
 from pipeline.formats import BLOCKS
+from pipeline.plan_on_target import on_target
 from pipeline.producers import Producer, first_producer, needs_calibration, producer_for, served
+from pipeline.shapes import config_of
 from pipeline.sources import Source
 from pipeline.specs import Params, Recipe
 from pipeline.support import runtimes
@@ -24,7 +26,7 @@ from pipeline.support import runtimes
 PLAN = Path("pipeline/plan.yaml")
 HEADER = "# Generated from params.yaml by `python -m pipeline plan`. Do not edit; `plan --check` fails when stale.\n"
 # Where a runtime's server for a device lives.
-SERVER_ENVS = {("vllm", "cpu"): "vllm_cpu"}
+SERVER_ENVS = {("vllm", "cpu"): "vllm_cpu", ("vllm", "cuda"): "vllm_cuda"}
 
 
 def make_plan(params: Params, configs: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -33,6 +35,12 @@ def make_plan(params: Params, configs: dict[str, dict[str, Any]]) -> dict[str, A
     Raises:
         InputError: a runtime that does not exist (nearest name given).
     """
+    plan = _expand(params, configs)
+    return plan | {"on_target": on_target(params, plan, lambda part: _expand(part, configs))}
+
+
+def _expand(params: Params, configs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the stages of the rows that a plain `dvc repro` measures, and every row's cells."""
     plan: dict[str, Any] = {key: {} for key in ("fetch", "calibrate", "quantize", "lint", "package", "measure")}
     plan["checkpoints"], plan["cells"], plan["refusals"] = {}, [], []
     refused: dict[str, dict[str, Any]] = {}
@@ -41,16 +49,17 @@ def make_plan(params: Params, configs: dict[str, dict[str, Any]]) -> dict[str, A
             if name not in runtimes():
                 raise unknown("runtime", name, runtimes(), "params.yaml (matrix)")
         for model in row.models:
-            plan["fetch"][model] = {"model": model, "origin": local_path([params.models[model].source])}
-            _calibration(plan, params, params.evaluation.held_out, model)
+            if row.measure != "on-target":
+                plan["fetch"][model] = {"model": model, "origin": _origin(params, model)}
+                _calibration(plan, params, params.evaluation.held_out, model)
             for recipe in row.recipes:
                 reason = why_not_made(model, params.recipes[recipe], configs.get(model))
                 if reason:
                     why = {"reason": reason, "source": f"config.json of {model}", "measure": False}
                     asked = refused.setdefault(f"{model}.{recipe}", why)
-                    asked["measure"] |= row.measure
+                    asked["measure"] |= bool(row.measure)
                     continue
-                if row.measure:
+                if row.measure is True:
                     _checkpoint(plan, params, model, recipe, first_producer(params.recipes[recipe]))
                 for runtime, target in itertools.product(row.runtimes, row.targets):
                     ids = (model, recipe, runtime, target)
@@ -96,6 +105,12 @@ def _why_no_blocks(model: str, recipe: Recipe, config: dict[str, Any]) -> str | 
             whole = "; runtimes load whole blocks" if rows > 1 else ""
             return f"{recipe.format} has blocks of {rows}x{columns}, which do not divide {key} {size} of {model}{whole}"
     return None
+
+
+def _origin(params: Params, model: str) -> str:
+    """Return the local file or folder that a model is made from; random weights take another model's tokenizer."""
+    spec = params.models[model]
+    return f"artifacts/models/{spec.tokenizer_of}" if spec.tokenizer_of else local_path([spec.source])
 
 
 def facts_path(model: str) -> str:
@@ -156,7 +171,7 @@ def _checkpoint(plan: dict[str, Any], params: Params, model: str, recipe_id: str
     plan["quantize"][key] = {"model": model, "recipe": recipe_id, "env": producer.backend, "needs": needs}
 
 
-def _cell(plan: dict[str, Any], params: Params, ids: tuple[str, str, str, str], measure: bool) -> None:
+def _cell(plan: dict[str, Any], params: Params, ids: tuple[str, str, str, str], measure: bool | str) -> None:
     model, recipe, runtime, target = ids
     name = ".".join(ids)
     spec = params.recipes[recipe]
@@ -165,11 +180,14 @@ def _cell(plan: dict[str, Any], params: Params, ids: tuple[str, str, str, str], 
     found = served(spec, producer, runtime, params.targets[target], target, params.allow_unknown)
     serves = found.verdict != "refused"
     place = {"model": model, "recipe": recipe, "runtime": runtime, "target": target}
-    made = {"checkpoint": key, "backend": producer.backend}
-    entry = {"cell": name, **place, **made, **found._asdict(), "measured_here": measure and serves}
+    made = f"{key}.{target}" if measure == "on-target" else key
+    what = {"checkpoint": made, "backend": producer.backend}
+    entry = {"cell": name, **place, **what, **found._asdict(), "measured_here": measure is True and serves}
     plan["cells"].append(entry)
-    plan["checkpoints"][key] = {"model": model, "recipe": recipe, **producer._asdict()}
-    if not measure:
+    plan["checkpoints"][made] = {"model": model, "recipe": recipe, **producer._asdict()}
+    if measure == "on-target":
+        plan["checkpoints"][made]["made_on"] = target
+    if measure is not True:
         return
     if key != f"{model}.{recipe}":
         _checkpoint(plan, params, model, recipe, producer)
@@ -194,9 +212,12 @@ def _cell(plan: dict[str, Any], params: Params, ids: tuple[str, str, str, str], 
 
 
 def known_configs(root: Path, params: Params) -> dict[str, dict[str, Any]]:
-    """Return the config.json of each model whose facts are committed under artifacts/results."""
+    """Return the config.json of each model whose facts are committed under artifacts/results, or that is a shape."""
     found = {}
     for model in params.models:
+        if shape := config_of(params.models[model].source):
+            found[model] = shape
+            continue
         path = root / "artifacts/results" / model / "model.json"
         if path.exists():
             found[model] = jsonio.read_json(path)["config"]
@@ -221,12 +242,13 @@ def check_fresh(plan: dict[str, Any], path: Path = PLAN) -> None:
 def table(plan: dict[str, Any]) -> str:
     """Return the table of cells, of artifacts that are not the recipe's first one, and of refusals for a terminal."""
     lines = [f"{'CELL':52} {'VERDICT':9} {'MEASURED BY DVC REPRO':22} REASON"]
+    elsewhere = {name for group in ("evaluate", "benchmark") for name in plan["on_target"][group]}
     for cell in plan["cells"]:
-        here = "yes" if cell["measured_here"] else "no"
+        here = "yes" if cell["measured_here"] else "on its target" if cell["cell"] in elsewhere else "no"
         lines.append(f"{cell['cell']:52} {cell['verdict']:9} {here:22} {cell['reason']}")
     lines.append("")
     for name, made in plan["checkpoints"].items():
-        if name != f"{made['model']}.{made['recipe']}":
+        if name not in (f"{made['model']}.{made['recipe']}", f"{made['model']}.{made['recipe']}.{made.get('made_on')}"):
             lines.append(f"made apart: {name}: {made['backend']} by {made['algorithm']}, stored as {made['layout']}")
     lines += [f"refused: {item['what']}: {item['reason']}" for item in plan["refusals"]] or ["refused recipes: none"]
     return "\n".join(lines)

@@ -15,6 +15,7 @@ import shutil
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import HostError, WorkError, unknown
 from pipeline.guard import Guarded
@@ -48,15 +49,32 @@ def env_python(env: str) -> str:
     folder = Path("stages") / env
     python = folder / ".venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     marker = folder / ".venv" / "installed.sha256"
-    wanted = hashlib.sha256((folder / "uv.lock").read_bytes() + (folder / "pyproject.toml").read_bytes()).hexdigest()
+    wanted = installation_digest(folder)
     STATE.mkdir(exist_ok=True)
     with (STATE / f"install.{env}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (python.exists() and marker.exists() and marker.read_text(encoding="utf-8") == wanted):
-            marker.unlink(missing_ok=True)
+            for stale in (marker, marker.with_name("installed.json")):
+                stale.unlink(missing_ok=True)
             _install(env, folder)
             marker.write_text(wanted, encoding="utf-8")
     return str(python.absolute())
+
+
+def installation_digest(folder: Path) -> str:
+    """Return what an installed environment is marked with: the digest of its lock and its project file."""
+    return hashlib.sha256((folder / "uv.lock").read_bytes() + (folder / "pyproject.toml").read_bytes()).hexdigest()
+
+
+def installation(env: str) -> dict[str, Any] | None:
+    """Return how an environment differs from its lock: packages of the host, packages left out; None when it does not.
+
+    A wheelhouse's install.sh leaves this note (pipeline/wheelhouse.py); `uv sync` installs the lock as it is.
+    """
+    note = Path("stages") / env / ".venv/installed.json"
+    if not note.is_file():
+        return None
+    return dict(json.loads(note.read_text(encoding="utf-8")))
 
 
 def _install(env: str, folder: Path) -> None:

@@ -17,8 +17,8 @@ from pipeline.errors import HostError, InputError, WorkError
 from pipeline.guard import Guarded
 from pipeline.manifest import verify
 from pipeline.package import Cell, server_arguments, server_environment, server_variables
-from pipeline.runstage import child_env, env_python
-from pipeline.specs import Params, Target
+from pipeline.runstage import child_env, env_python, installation
+from pipeline.specs import Params
 
 READY_TIMEOUT_S = 900.0
 # What a server's log says of the kernels it chose. One table for every runtime that writes such lines.
@@ -52,7 +52,7 @@ class Server:
             InputError, WorkError: the package or its checkpoint is not whole.
             HostError: this host is not the target, or no environment here serves the runtime.
         """
-        need_target(self.target, self.cell.target)
+        host.need_target(self.target, self.cell.target)
         manifest = verify(self.cell.deploy)
         env = server_environment(self.cell, self.target)
         if env is None:
@@ -144,6 +144,7 @@ class Server:
             "runtime": self.cell.runtime,
             "version": version,
             "environment": server_environment(self.cell, self.target),
+            "installation": installation(str(server_environment(self.cell, self.target))),
             **read_log(self.log.read_text(encoding="utf-8", errors="replace")),
             "command": self.command,
             "threads": self.threads,
@@ -177,17 +178,6 @@ def death_reason(log: Path) -> str:
         return found[0][:300].rstrip(".") + "."
     last = [line for line in text.splitlines() if line.strip()]
     return (last[-1].strip()[:300] if last else "it wrote nothing") + "."
-
-
-def need_target(target: Target, name: str) -> None:
-    """Refuse to measure for a target that this host is not.
-
-    Raises:
-        HostError: fewer GPUs of the target's kind are here than it has.
-    """
-    if not host.is_here(target):
-        have = ", ".join(g["name"] for g in host.gpus()) or "no GPU"
-        raise HostError(f"Target {name} is {target.count} x {target.gpu}; this host has {have}. Run this stage there.")
 
 
 def free_port() -> int:

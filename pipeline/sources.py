@@ -10,22 +10,23 @@ from pydantic import BaseModel, ConfigDict
 from pipeline.errors import InputError
 
 _PYPI = re.compile(r"^pypi:(?P<name>[A-Za-z0-9._-]+)==(?P<version>[A-Za-z0-9.!+]+)/(?P<file>.+)$")
+_RANDOM = re.compile(r"^random:(?P<shape>[a-z0-9][a-z0-9.-]*)@(?P<seed>\d+)$")
 _HF = re.compile(r"^hf:(?P<repo>[\w.-]+/[\w.-]+)@(?P<revision>.+)$")
 
 
 class Source(BaseModel):
-    """A pinned place: `kind` pypi, hf, dir, file, stdlib or package; `revision` is what pins it."""
+    """A pinned place: `kind` pypi, hf, dir, random, file, stdlib or package; `revision` is what pins it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal["pypi", "hf", "dir", "file", "stdlib", "package"]
+    kind: Literal["pypi", "hf", "dir", "random", "file", "stdlib", "package"]
     name: str
     revision: str | None = None
     file: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> Source:
-        """Parse `pypi:<package>==<version>/<file>`, `hf:<org>/<name>@<40-hex commit>` or `dir:<path>`.
+        """Parse `pypi:<package>==<version>/<file>`, `hf:<org>/<name>@<40-hex commit>`, `dir:<path>` and the like.
 
         Raises:
             InputError: another form, or a branch or tag where a commit is needed.
@@ -33,6 +34,8 @@ class Source(BaseModel):
         kind, _, rest = text.partition(":")
         if match := _PYPI.match(text):
             return cls(kind="pypi", name=match["name"], revision=match["version"], file=match["file"])
+        if match := _RANDOM.match(text):
+            return cls(kind="random", name=match["shape"], revision=match["seed"])
         if kind == "hf":
             return cls._parse_hf(text)
         if kind in ("dir", "file", "stdlib") and rest:
@@ -42,7 +45,7 @@ class Source(BaseModel):
             return cls(kind="package", name=name, file=file)
         raise InputError(
             f"Source '{text}' is none of pypi:<package>==<version>/<file>, hf:<org>/<name>@<40-hex commit>, "
-            "dir:<path>, file:<path>, stdlib:<module>, package:<distribution>/<glob>."
+            "dir:<path>, random:<shape>@<seed>, file:<path>, stdlib:<module>, package:<distribution>/<glob>."
         )
 
     @classmethod

@@ -32,6 +32,7 @@ class Model(_Strict):
     license: str | None = None
     note: str | None = None
     eos_token: str | None = Field(default=None, description="mends a tokenizer whose source names a wrong one")
+    tokenizer_of: Id | None = Field(default=None, description="the model whose tokenizer a random: source takes")
 
     @field_validator("source")
     @classmethod
@@ -147,13 +148,17 @@ class Evaluation(_Strict):
 
 
 class MatrixRow(_Strict):
-    """A product of ids. `measure: true` puts evaluate and benchmark of these cells in the default `dvc repro`."""
+    """A product of ids.
+
+    `measure: true` puts evaluate and benchmark of these cells in the default `dvc repro`; `measure: on-target` leaves
+    them to `dvc repro --glob '*@*.<target>'` on a host that is the target, which makes the checkpoints there too.
+    """
 
     models: list[Id]
     recipes: list[Id]
     runtimes: list[Id]
     targets: list[Id]
-    measure: bool = False
+    measure: bool | Literal["on-target"] = False
 
 
 class Params(_Strict):

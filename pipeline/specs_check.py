@@ -9,8 +9,9 @@ from pipeline.errors import InputError, nearest, unknown
 from pipeline.formats import BACKENDS, DATA_FREE, FORMATS, GROUPED, KV_BACKENDS
 from pipeline.memory.cells import check_serving
 from pipeline.producers_check import check_allowed, check_producers
+from pipeline.shapes import shapes
 from pipeline.sources import Source
-from pipeline.specs import Params, Recipe
+from pipeline.specs import Model, Params, Recipe
 from pipeline.support import runtimes
 
 
@@ -44,7 +45,7 @@ def cross_check(params: Params, path: Path) -> None:
 def _check_sources(params: Params, where: str) -> None:
     """Check the kind and pin of every source, and what remote code needs."""
     named: list[tuple[str, list[str], tuple[str, ...]]]
-    named = [(f"models.{n}", [m.source], ("pypi", "hf", "dir")) for n, m in params.models.items()]
+    named = [(f"models.{n}", [m.source], ("pypi", "hf", "dir", "random")) for n, m in params.models.items()]
     named += [(f"calib_sets.{n}", c.sources, ("stdlib", "package", "file", "hf")) for n, c in params.calib_sets.items()]
     for place, texts, kinds in named:
         for text in texts:
@@ -55,8 +56,25 @@ def _check_sources(params: Params, where: str) -> None:
             if kind not in kinds:
                 raise InputError(f"{where}: {place}: a {kind}: source cannot stand here; use {', '.join(kinds)}.")
     for name, model in params.models.items():
+        _check_random(name, model, params, where)
         if model.trust_remote_code and Source.parse(model.source).kind != "hf":
             raise InputError(f"{where}: models.{name}: trust_remote_code needs an hf: source at a pinned commit.")
+
+
+def _check_random(name: str, model: Model, params: Params, where: str) -> None:
+    """Check what random weights need: a known shape, a tokenizer, and no chat template."""
+    source = Source.parse(model.source)
+    if source.kind != "random":
+        if model.tokenizer_of:
+            raise InputError(f"{where}: models.{name}: tokenizer_of is for random: sources; this one brings its own.")
+        return
+    if source.name not in shapes():
+        raise unknown("shape", source.name, shapes(), f"pipeline/shapes.yaml (models.{name})")
+    if model.tokenizer_of is None or model.instruct:
+        raise InputError(f"{where}: models.{name} has random weights: it needs tokenizer_of and instruct: false.")
+    _need("model", model.tokenizer_of, params.models, where)
+    if params.models[model.tokenizer_of].tokenizer_of:
+        raise InputError(f"{where}: models.{name}: {model.tokenizer_of} has no tokenizer of its own.")
 
 
 def _check_workloads(params: Params, where: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pipeline.commands import Add
+from pipeline.commands import PARAMS, Add
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -17,7 +17,12 @@ def _run(args: argparse.Namespace) -> int:
 def _probe(args: argparse.Namespace) -> int:
     from pipeline import host, jsonio
 
-    jsonio.write_json(args.out, host.fingerprint())
+    if args.target:
+        from pipeline.making import need_target
+        from pipeline.params import load_params
+
+        need_target(load_params(PARAMS), args.target)
+    jsonio.write_json(args.out, host.kind() if args.target else host.fingerprint())
     return 0
 
 
@@ -29,3 +34,4 @@ def register(add: Add) -> None:
     run.add_argument("arguments", nargs=argparse.REMAINDER)
     probe = add("probe", _probe, "write this host's fingerprint")
     probe.add_argument("--out", type=Path, required=True)
+    probe.add_argument("--target", help="write what all machines of this target share; an error on another machine")

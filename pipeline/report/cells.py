@@ -17,6 +17,7 @@ from pipeline.report.sources import (
     read_doc,
 )
 from pipeline.report.verdicts import cell_verdict
+from pipeline.shapes import SPEED_ONLY, is_random
 
 # eval/1 is read during the change to eval/2: what it lacks is "not measured".
 SCHEMAS = {"eval": ("quantpress.eval/2", "quantpress.eval/1"), "bench": ("quantpress.bench/1",)}
@@ -53,6 +54,9 @@ def build_cell(root: Path, plan: dict[str, Any], params: Doc) -> tuple[dict[str,
     quantize = read_doc(root, f"{at_checkpoint}/quantize.json", "quantpress.quantize/1")
     lint = read_doc(root, f"{at_checkpoint}/lint.json", "quantpress.lint/1")
     evaluation, bench = _served_docs(root, at_cell, plan)
+    speed_only = is_random(str(params.mapping("models", plan["model"]).get("source")))
+    if speed_only:
+        evaluation = Doc(evaluation.path, None, SPEED_ONLY)
     model = read_doc(root, f"artifacts/results/{plan['model']}/model.json", "quantpress.model/1")
     is_baseline = plan["recipe"] == params.raw("baseline") or bench.raw("is_baseline") is True
     if is_baseline and not (root / quantize.path).exists():
@@ -71,7 +75,7 @@ def build_cell(root: Path, plan: dict[str, Any], params: Doc) -> tuple[dict[str,
         "gate": cell_verdict(root, plan["cell"], evaluation),
         "server": _server(evaluation, bench),
     }
-    cell["status"] = _status(plan, evaluation, bench)
+    cell["status"] = f"measured ({SPEED_ONLY})" if speed_only and bench.data else _status(plan, evaluation, bench)
     return cell, [quantize, lint, evaluation, bench]
 
 

@@ -16,10 +16,11 @@ from pipeline.report.cells import NOT_QUANTIZED, build_cell
 from pipeline.report.sizes import sizes_section
 from pipeline.report.sources import Doc, plain, read_doc, read_yaml
 from pipeline.report.verdicts import floor_lines
+from pipeline.shapes import SPEED_ONLY
 
 SCHEMA = "quantpress.report/1"
 CELL_KEYS = ("model", "recipe", "runtime", "target")
-HAS_RESULTS = ("measured", "partly measured")
+HAS_RESULTS = ("measured", "partly measured", f"measured ({SPEED_ONLY})")
 
 
 def collect(root: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.errors import QuantpressError
 from pipeline.report.sources import Doc, plain, read_doc
+from pipeline.shapes import config_of
 
 Cells = list[dict[str, Any]]
 
@@ -82,6 +83,8 @@ def _row(root: Path, known: Any, cell: dict[str, Any]) -> dict[str, Any]:
 
     row: dict[str, Any] = {"cell": cell["cell"], "recipe": cell["recipe"], "problem": None, "loads": [], "sizes": None}
     config = read_doc(root, f"artifacts/results/{cell['model']}/model.json", "quantpress.model/1").mapping("config")
+    model = known.models.get(cell["model"]) if known else None
+    config = config or (config_of(model.source) if model else None) or {}
     if cell["verdict"] not in ("native", "fallback"):
         return row | {"problem": f"not served on {cell['target']}"}
     if not config:

@@ -23,6 +23,7 @@ from pipeline.paired import compare_items
 from pipeline.params import load_params
 from pipeline.program import lock_sha256, run_main, versions
 from pipeline.serving import Server
+from pipeline.shapes import SPEED_ONLY, is_random
 from pipeline.specs import Params
 from stages.client.asking import ask_canary, canary_prompts, held_out_rows, read_windows
 from stages.client.harness import Answered, context_length, run_task
@@ -169,6 +170,8 @@ def main() -> None:
     cell = Cell(args.model, args.recipe, args.runtime, args.target)
     params = load_params()
     cell.check(params)
+    if is_random(params.models[cell.model].source):
+        raise InputError(f"{cell.model} has {SPEED_ONLY}; its quality says nothing. Use its benchmark stage only.")
     baseline = Cell(cell.model, params.baseline, cell.runtime, cell.target)
     raw = Path("artifacts/raw") / cell.name / "eval"
     reference = None if cell == baseline else Path("artifacts/raw") / baseline.name / "eval/reference"

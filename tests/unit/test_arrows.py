@@ -80,6 +80,7 @@ def test_the_same_torch_in_every_cpu_environment() -> None:
         text = lock.read_text(encoding="utf-8")
         if '\nname = "torch"\nversion = "' in text:
             found[lock.parent.name] = text.split('\nname = "torch"\nversion = "')[1].split('"')[0]
+    assert found.pop("vllm_cuda") == "2.11.0"  # what vLLM pins; a GPU host's own torch comes before ours
     assert found.pop("autoawq") == "2.6.0"  # archived; it never ran with a newer one
     assert set(found.values()) == {"2.13.0"}, found
     assert "client" not in found

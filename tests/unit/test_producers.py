@@ -128,7 +128,8 @@ def test_weights_and_kv_cache_are_judged_together() -> None:
 
 
 def _planned(params: Params, recipes: list[str], runtimes_: list[str], targets: list[str], **more: object) -> dict:  # type: ignore[type-arg]
-    row = params.matrix[1].model_copy(update={"recipes": recipes, "runtimes": runtimes_, "targets": targets, **more})
+    fixed = {"recipes": recipes, "runtimes": runtimes_, "targets": targets, "measure": False}
+    row = params.matrix[0].model_copy(update=fixed | more)
     return plan.make_plan(params.model_copy(update={"matrix": [params.matrix[0], row]}), {})
 
 

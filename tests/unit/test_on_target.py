@@ -1,0 +1,158 @@
+"""Cells that are made and measured on their own target: their plan, their order, what is still to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline import on_target, plan
+from pipeline.errors import InputError, WorkError
+from pipeline.on_target import FILE, kept_facts, last_error, needs, order, pending, result
+from pipeline.params import load_params
+from pipeline.plan_on_target import is_on_target
+from pipeline.specs import Params
+
+ROOT = Path(__file__).parents[2]
+FP8 = "llama-8b-random.fp8-dynamic.vllm.h200"
+BF16 = "llama-8b-random.bf16.vllm.h200"
+
+
+@pytest.fixture(scope="module")
+def params() -> Params:
+    return load_params(ROOT / "params.yaml")
+
+
+@pytest.fixture(scope="module")
+def made(params: Params) -> dict[str, Any]:
+    return plan.make_plan(params, plan.known_configs(ROOT, params))
+
+
+def test_a_plain_repro_has_no_cell_of_another_target(made: dict[str, Any]) -> None:
+    for group in ("fetch", "calibrate", "quantize", "lint", "package", "measure"):
+        assert not [name for name in made[group] if name.endswith(".h200") or "random" in name]
+
+
+def test_what_is_made_on_a_target_stands_beside_what_a_laptop_made(made: dict[str, Any]) -> None:
+    there = made["on_target"]
+    assert "smollm2-135m.int8.h200" in there["quantize"] and "smollm2-135m.int8" in made["quantize"]
+    package = there["package"]["smollm2-135m.int8.vllm.h200"]
+    assert package["checkpoint"] == "artifacts/checkpoints/smollm2-135m.int8.h200"
+    assert package["lint"] == "artifacts/results/smollm2-135m.int8.h200/lint.json"
+    assert there["package"]["smollm2-135m.bf16.vllm.h200"]["checkpoint"] == "artifacts/models/smollm2-135m"
+    cell = next(c for c in made["cells"] if c["cell"] == "smollm2-135m.int8.vllm.h200")
+    assert (cell["checkpoint"], cell["measured_here"]) == ("smollm2-135m.int8.h200", False)
+
+
+def test_random_weights_are_timed_and_never_evaluated(made: dict[str, Any]) -> None:
+    there = made["on_target"]
+    assert FP8 in there["benchmark"]
+    assert not [name for name in there["evaluate"] if "random" in name]
+    assert "smollm2-135m" not in there["fetch"]  # the ordinary plan has it
+
+
+def test_every_stage_of_the_file_finds_its_own_in_the_plan(made: dict[str, Any]) -> None:
+    stages = yaml.safe_load((ROOT / FILE).read_text(encoding="utf-8"))["stages"]
+    assert {f"${{on_target.{group}}}" for group in stages} == {s["foreach"] for s in stages.values()}
+    assert set(stages) == set(made["on_target"])
+    assert all(s["do"]["wdir"] == "../.." for s in stages.values())
+
+
+def test_stages_there_depend_on_what_the_ordinary_ones_depend_on() -> None:
+    ordinary, there = (
+        yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))["stages"] for name in ("dvc.yaml", FILE)
+    )
+    # A lent host is another machine each time, of one kind; random weights come from another program and no GGUF.
+    other = {"artifacts/host.json": "artifacts/kind.${item.target}.json"}
+    for name in ("calibrate", "quantize", "lint", "package", "evaluate", "benchmark"):
+        cell = "${item.model}.${item.recipe}.${item.runtime}.${item.target}"
+        wanted = {other.get(dep, dep).replace(cell, "${key}") for dep in ordinary[name]["do"]["deps"]}
+        assert set(there[name]["do"]["deps"]) == wanted, name
+        left_out = {"benchmark", "benchmark_gpu"}  # the target names its own workloads
+        assert set(ordinary[name]["do"]["params"]) - left_out <= set(there[name]["do"]["params"]), name
+
+
+def test_every_output_there_is_left_out_of_the_cache() -> None:
+    stages = yaml.safe_load((ROOT / FILE).read_text(encoding="utf-8"))["stages"]
+    outs = [out for s in stages.values() for key in ("outs", "metrics") for out in s["do"].get(key, [])]
+    assert outs and all(isinstance(out, dict) and next(iter(out.values())) == {"cache": False} for out in outs)
+
+
+def test_the_most_telling_comes_first(params: Params, made: dict[str, Any]) -> None:
+    found = order(params, made, "h200")
+    assert found[0] == f"benchmark@{FP8}"
+    first_quality = next(s for s in found if s.startswith("evaluate@"))
+    assert first_quality == "evaluate@smollm2-135m.bf16.vllm.h200"
+    assert found.index(f"benchmark@{BF16}") > max(i for i, s in enumerate(found) if s.startswith("evaluate@"))
+    assert found[-1].startswith("benchmark@smollm2-135m")
+    assert len(found) == len(set(found)) == len(made["on_target"]["evaluate"]) + len(made["on_target"]["benchmark"])
+    assert order(params, made, "h100") == []
+
+
+def test_what_a_stage_needs_is_made_before_it_and_its_baseline_too(made: dict[str, Any]) -> None:
+    found = needs(made, [f"benchmark@{FP8}"])
+    assert found["fetch"] == [f"{FILE}:fetch@llama-8b-random"]
+    assert found["calibrate"] == [f"{FILE}:calibrate@held-out.llama-8b-random"]
+    assert found["chains"] == [
+        f"{FILE}:lint@llama-8b-random.bf16.h200 {FILE}:package@{BF16}",
+        f"{FILE}:quantize@llama-8b-random.fp8-dynamic.h200 {FILE}:lint@llama-8b-random.fp8-dynamic.h200 "
+        f"{FILE}:package@{FP8}",
+    ]
+    quality = needs(made, ["evaluate@smollm2-135m.int8.vllm.h200"])
+    assert set(quality["calibrate"]) == {"calibrate@docs.smollm2-135m", "calibrate@held-out.smollm2-135m"}
+
+
+def test_only_what_dvc_would_run_is_pending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked: list[list[str]] = []
+
+    def dvc(arguments: list[str]) -> str:
+        asked.append(arguments)
+        return f"Stage '{FILE}:evaluate@a' didn't change, skipping\nRunning stage '{FILE}:evaluate@b':\n> x\n"
+
+    stages = ["evaluate@a", "evaluate@b", "evaluate@c", "benchmark@a"]
+    assert pending(stages, dvc) == stages
+    assert asked == []
+    lock = Path(FILE).with_name("dvc.lock")
+    lock.parent.mkdir(parents=True)
+    lock.write_text(yaml.safe_dump({"stages": {s: {} for s in ("evaluate@a", "evaluate@b", "benchmark@a")}}), "utf-8")
+    for stage in ("evaluate@a", "evaluate@b"):
+        result(stage).parent.mkdir(parents=True)
+        result(stage).touch()
+    # `benchmark@a` ran, and its result is not here: DVC would take it for one that can be fetched.
+    assert pending(stages, dvc) == ["evaluate@b", "evaluate@c", "benchmark@a"]
+    assert asked[0][-2:] == [f"{FILE}:evaluate@a", f"{FILE}:evaluate@b"]
+
+
+def test_facts_of_a_model_stay_as_they_are_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("artifacts/results/m/model.json")
+    path.parent.mkdir(parents=True)
+    path.write_text('{"files": {"a": 1}, "versions": "here"}', encoding="utf-8")
+    with kept_facts(["m", "never-fetched"]):
+        path.write_text('{"files": {"a": 1}, "versions": "there"}', encoding="utf-8")
+    assert "here" in path.read_text(encoding="utf-8")
+    with pytest.raises(WorkError, match="m was fetched here with other bytes"), kept_facts(["m"]):
+        path.write_text('{"files": {"a": 2}, "versions": "there"}', encoding="utf-8")
+
+
+def test_the_last_error_is_the_stages_own_sentence() -> None:
+    text = "Running\nquantpress: error: no space.\nERROR: failed to reproduce 'x': exited with 1\n"
+    assert last_error(text) == "no space."
+    assert last_error("a\nERROR: lock\n") == "ERROR: lock"
+
+
+def test_a_target_without_such_cells_is_refused(params: Params, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(InputError, match="no target with `measure: on-target` 'h20'.*Did you mean 'h200'"):
+        on_target.Run(params, "h20", None, 1, None)
+    with pytest.raises(InputError, match="leaves no time"):
+        on_target.need_minutes(0)
+
+
+def test_which_cells_take_their_targets_checkpoint(params: Params) -> None:
+    assert is_on_target(params, "smollm2-135m", "int8", "h200")
+    assert not is_on_target(params, "smollm2-135m", "int8", "cpu")
+    assert not is_on_target(params, "smollm2-135m", "int8", "h100")
