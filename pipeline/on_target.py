@@ -8,11 +8,13 @@ run alone.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -104,6 +106,16 @@ def _chain(plan: dict[str, Any], package: str) -> list[str]:
     return [*quantize, f"lint@{made}", f"package@{package}"]
 
 
+def groups(plan: dict[str, Any], stages: list[str]) -> list[list[str]]:
+    """Return the stages in runs of one kind and one row of the matrix: what is prepared together."""
+
+    def key(stage: str) -> tuple[str, int]:
+        kind, _, cell = stage.partition("@")
+        return kind, plan["on_target"][kind][cell]["row"]
+
+    return [list(group) for _, group in itertools.groupby(stages, key)]
+
+
 class Run:
     """One run on a target; `deadline` is a time.monotonic() value, None without a limit."""
 
@@ -117,6 +129,8 @@ class Run:
         self.start = time.monotonic()
         self.deadline = None if minutes is None else self.start + 60 * minutes
         self.guess_s = dict(FIRST_GUESS_S)
+        self.made: set[str] = set()
+        self.keeping = threading.Lock()
         self.done: list[str] = []
         self.failed: dict[str, str] = {}
         self.skipped: list[str] = []
@@ -148,9 +162,18 @@ class Run:
         wanted = order(self.params, self.plan, self.target)
         todo = pending(wanted, self.dvc)
         self.say(f"{len(wanted) - len(todo)} of {len(wanted)} measurements are there already, {len(todo)} to do")
-        if todo:
-            self._prepare(todo)
-            self._measure(todo)
+        for group in groups(self.plan, todo):
+            # What none of them has time for is not made either.
+            if not any(self._time_for(stage) for stage in group):
+                self.skipped += group
+                continue
+            try:
+                self._prepare(group)
+            except WorkError as error:
+                self.say(f"FAILED {error}")
+                self.failed |= dict.fromkeys(group, str(error))
+                continue
+            self._measure(group)
         self._keep()
         for stage, why in self.failed.items():
             self.say(f"FAILED   {stage}: {why}")
@@ -164,13 +187,16 @@ class Run:
         found = needs(self.plan, todo)
         found["calibrate"] = [s for s in found["calibrate"] if not is_frozen(s)]
         for group in ("fetch", "calibrate"):
-            if found[group]:
+            missing = [stage for stage in found[group] if stage not in self.made]
+            self.made |= set(missing)
+            if missing:
                 with kept_facts(self.plan["fetch"]):
-                    self.dvc(["repro", *(["--single-item"] if group == "calibrate" else []), *found[group]])
-                self.say(f"{group}: {', '.join(found[group])}")
+                    self.dvc(["repro", *(["--single-item"] if group == "calibrate" else []), *missing])
+                self.say(f"{group}: {', '.join(missing)}")
+        chains = [chain for chain in found["chains"] if chain not in self.made]
+        self.made |= set(chains)
         with ThreadPoolExecutor(self.jobs) as pool:
-            list(pool.map(self._stage, found["chains"]))
-        self._keep()
+            list(pool.map(self._stage, chains))
 
     def _measure(self, todo: list[str]) -> None:
         """Time alone, evaluate side by side; a baseline is evaluated before what is compared with it."""
@@ -191,9 +217,11 @@ class Run:
             with ThreadPoolExecutor(self.jobs) as pool:
                 list(pool.map(lambda s: self._stage(f"{FILE}:{s}") if self._has_time(s) else None, part))
 
+    def _time_for(self, stage: str) -> bool:
+        return self.deadline is None or time.monotonic() + self.guess_s[stage.split("@")[0]] <= self.deadline
+
     def _has_time(self, stage: str) -> bool:
-        need = self.guess_s[stage.split("@")[0]]
-        if self.deadline is not None and time.monotonic() + need > self.deadline:
+        if not self._time_for(stage):
             self.skipped.append(stage)
             return False
         return True
@@ -221,7 +249,8 @@ class Run:
     def _keep(self) -> None:
         """Write results.tar.gz and raw.tar.gz into the folder that is brought home, whole or not at all."""
         if self.out is not None:
-            keep(self.out, self.target, self.plan["on_target"]["fetch"])
+            with self.keeping:
+                keep(self.out, self.target, self.plan["on_target"]["fetch"])
 
 
 def last_error(text: str) -> str:

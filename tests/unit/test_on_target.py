@@ -10,7 +10,7 @@ import yaml
 
 from pipeline import on_target, plan
 from pipeline.errors import InputError, WorkError
-from pipeline.on_target import FILE, kept_facts, last_error, needs, order, pending, result
+from pipeline.on_target import FILE, groups, kept_facts, last_error, needs, order, pending, result
 from pipeline.params import load_params
 from pipeline.plan_on_target import is_on_target
 from pipeline.specs import Params
@@ -89,6 +89,13 @@ def test_the_most_telling_comes_first(params: Params, made: dict[str, Any]) -> N
     assert found[-1].startswith("benchmark@smollm2-135m")
     assert len(found) == len(set(found)) == len(made["on_target"]["evaluate"]) + len(made["on_target"]["benchmark"])
     assert order(params, made, "h100") == []
+
+
+def test_what_is_prepared_together_is_of_one_row_and_kind(params: Params, made: dict[str, Any]) -> None:
+    found = groups(made, order(params, made, "h200"))
+    assert [stage for group in found for stage in group] == order(params, made, "h200")
+    assert [s.split(".")[1] for s in found[0]] == ["fp8-dynamic", "int4-g128", "int8-rtn"]
+    assert all(s.startswith("evaluate@") for s in found[1])
 
 
 def test_what_a_stage_needs_is_made_before_it_and_its_baseline_too(made: dict[str, Any]) -> None:
