@@ -11,7 +11,7 @@ import yaml
 
 from pipeline.choice.objective import Slo
 from pipeline.choice.timed import TimedPoint, knee, operating_point, read_points, stops_being_faster, usd_per_million
-from pipeline.evidence.gate import judge_cell
+from pipeline.evidence.gate import judge_cell, read_eval
 from pipeline.evidence.policy import Policy
 from pipeline.evidence.verdicts import FAIL, INCONCLUSIVE, PASS
 from pipeline.report.sources import is_number, read_doc
@@ -100,7 +100,7 @@ def _candidate(
     name, is_baseline = entry["cell"], entry["recipe"] == params.baseline
     quality, why = quality_of(root, entry, params, policy)
     points, bench = read_points(root, name)
-    results = f"artifacts/results/{entry['model']}.{entry['recipe']}"
+    results = f"artifacts/results/{entry.get('checkpoint') or entry['model'] + '.' + entry['recipe']}"
     quantize = read_doc(root, f"{results}/quantize.json", None)
     weights = quantize.raw("weight_bytes")
     if is_baseline and not is_number(weights):
@@ -130,7 +130,8 @@ def quality_of(root: Path, entry: dict[str, Any], params: Params, policy: Policy
         return "NOT MEASURED", ["there is no policy.yaml to judge by"]
     judged = judge_cell(root, entry, params, policy)
     if judged["is_baseline"]:
-        return (judged["verdict"], judged.get("reasons", []))
+        there = read_eval(root, entry["cell"]).data is not None
+        return (judged["verdict"], judged.get("reasons", [])) if there else ("NOT MEASURED", ["no evaluation"])
     checks = {n: c for n, c in judged["checks"].items() if c["kind"] in QUALITY_KINDS}
     blocking = {n: c for n, c in checks.items() if c["tier"] != "advisory"}
     bad = [n for n, c in blocking.items() if c["verdict"] == FAIL]

@@ -16,20 +16,26 @@ from pipeline.evidence.verdicts import FAIL, PASS
 
 AIMS = ("throughput", "latency", "cost", "memory")
 Row = tuple[Candidate, At]
-# What each aim ranks by: value, whether more is better, and how it is said.
-RANKS: dict[str, tuple[Callable[[Row], float | None], bool, str]] = {
-    "throughput": (lambda r: r[1].point.tok_s if r[1].point else None, True, "output tokens/s at the operating point"),
-    "latency": (lambda r: r[1].e2e_ms, False, "median end-to-end ms at the lowest load"),
+# What each aim ranks by: value, whether more is better, how it is called, and how a value is said.
+RANKS: dict[str, tuple[Callable[[Row], float | None], bool, str, str]] = {
+    "throughput": (
+        lambda r: r[1].point.tok_s if r[1].point else None, True, "output tokens/s at the operating point",
+        "{:,.1f} output tokens/s",
+    ),
+    "latency": (lambda r: r[1].e2e_ms, False, "median end-to-end ms at the lowest load", "{:,.1f} ms end to end"),
     # On one target the cost is the price over throughput, so without a price the order is the same.
-    "cost": (lambda r: r[1].point.tok_s if r[1].point else None, True, "USD per million output tokens"),
-    "memory": (lambda r: r[0].weight_bytes, False, "bytes of weights"),
-}
+    "cost": (
+        lambda r: r[1].point.tok_s if r[1].point else None, True, "USD per million output tokens",
+        "{:,.1f} output tokens/s",
+    ),
+    "memory": (lambda r: r[0].weight_bytes, False, "bytes of weights", "{:,.0f} bytes of weights"),
+}  # fmt: skip
 
 
 def recommend(cells: list[Candidate], slo_name: str, slo: Slo, aim: str) -> dict[str, Any]:
     """Return the recommendation as one JSON-ready dict; `decided` is False where no cell is proven."""
     rows = [(cell, cell.at(slo)) for cell in cells]
-    value, more, said = RANKS[aim]
+    value, more, said, _ = RANKS[aim]
     ranked = sorted((r for r in rows if _proven(r) and value(r) is not None), key=lambda r: _key(value(r), more))
     winner = ranked[0] if ranked else None
     runner = ranked[1] if len(ranked) > 1 else None
@@ -44,8 +50,8 @@ def recommend(cells: list[Candidate], slo_name: str, slo: Slo, aim: str) -> dict
         "decided": winner is not None,
         "winner": winner[0].cell if winner else None,
         "runner_up": runner[0].cell if runner else None,
-        "reasons": _reasons(winner, runner, rows, value, said, aim),
-        "would_change": _would_change(winner, runner, rows, value, more, slo),
+        "reasons": _reasons(winner, runner, rows, aim),
+        "would_change": _would_change(winner, runner, rows, aim, slo),
         "missing": missing(rows, slo),
         "pareto": [r[0].cell for r in pareto(rows)],
         "table": [_row(r, value(r)) for r in [*ranked, *(r for r in rows if r not in ranked)]],
@@ -80,28 +86,32 @@ def pareto(rows: list[Row]) -> list[Row]:
     ]
 
 
-def _reasons(
-    winner: Row | None, runner: Row | None, rows: list[Row], value: Callable[[Row], float | None], said: str, aim: str
-) -> list[str]:
+def _said(row: Row, aim: str) -> str:
+    """Return a row's value in the words of an aim; for cost the cost, and the throughput it comes from."""
+    value, _, _, form = RANKS[aim]
+    number = value(row)
+    text = "not measured" if number is None else form.format(number)
+    return f"{row[1].cost} at {text}" if aim == "cost" else text
+
+
+def _reasons(winner: Row | None, runner: Row | None, rows: list[Row], aim: str) -> list[str]:
     if winner is None:
         served = sum(c.served for c, _ in rows)
-        return [f"no cell is proven: of {len(rows)} cells {served} can be served here, none both passes the quality "
-                "policy and meets the objective"]  # fmt: skip
+        return [f"of {len(rows)} cells {served} can be served here; none both passes the quality policy and is shown "
+                "to meet the objective"]  # fmt: skip
     cell, at = winner
-    first = value(winner) or 0.0
-    found = [f"{cell.recipe} on {cell.runtime}: {first:,.5g} ({said})"]
-    if aim == "cost":
-        found = [f"{cell.recipe} on {cell.runtime}: {at.cost} at {first:,.5g} output tokens/s"]
+    found = [_said(winner, aim)]
     if at.point:
-        found.append(f"{at.workload}, {at.point.name}: {at.why}")
+        found[0] += f" under {at.workload} at {at.point.name} ({at.why})"
         found += [f"mark: {m}" for m in at.point.marks]
     if cell.is_baseline:
-        found.append("the baseline itself: no quantized cell is both proven and better by this aim")
+        found.append("this is the baseline: no quantized cell is both proven and better by this aim")
     if runner is not None:
-        second = value(runner) or 0.0
-        found.append(f"runner-up {runner[0].recipe} on {runner[0].runtime}: {second:,.5g}; {_apart(winner, runner)}")
+        found.append(
+            f"runner-up {runner[0].recipe} on {runner[0].runtime}, {_said(runner, aim)}; {_apart(winner, runner)}"
+        )
     if cell.startup_s is not None:
-        found.append(f"the server was ready {cell.startup_s:.0f} s after its start")
+        found.append(f"its server was ready {cell.startup_s:.0f} s after its start")
     return found
 
 
@@ -115,10 +125,9 @@ def _apart(a: Row, b: Row) -> str:
     return "their intervals over the same baseline overlap: the order of the two is not settled"
 
 
-def _would_change(
-    winner: Row | None, runner: Row | None, rows: list[Row], value: Callable[[Row], float | None], more: bool, slo: Slo
-) -> list[str]:
-    """Facts that would turn the answer: cells that lead but are not proven or failed, an unsettled order, no price."""
+def _would_change(winner: Row | None, runner: Row | None, rows: list[Row], aim: str, slo: Slo) -> list[str]:
+    """Facts that would turn the answer: cells that lead but are not proven or failed, an unsettled order, a load."""
+    value, more, *_ = RANKS[aim]
     found = []
     best = value(winner) if winner else None
     for row in rows:
@@ -127,11 +136,11 @@ def _would_change(
         leads = mine is not None and (best is None or _key(mine, more) < _key(best, more))
         if row is winner or _proven(row) or not cell.served or not leads:
             continue
+        lead = f"{cell.recipe} on {cell.runtime} leads with {_said(row, aim)} but"
         if cell.quality != PASS:
-            why = "; ".join(cell.quality_why) or "quality not measured"
-            found.append(f"{cell.recipe} on {cell.runtime} leads with {mine:,.5g} but is {cell.quality}: {why}")
+            found.append(f"{lead} is {cell.quality}: {'; '.join(cell.quality_why) or 'quality not measured'}")
         else:
-            found.append(f"{cell.recipe} on {cell.runtime} leads with {mine:,.5g} but does not meet it: {at.why}")
+            found.append(f"{lead} does not meet it: {at.why}")
     if winner and runner and "not settled" in _apart(winner, runner):
         found.append("a longer run in A B B A order may put the runner-up first")
     if winner and winner[1].point and winner[1].point.loop == "closed" and slo.limits:
@@ -166,5 +175,6 @@ def _row(row: Row, value: float | None) -> dict[str, Any]:
         "weight_bytes": cell.weight_bytes,
         "perplexity_ratio": cell.perplexity_ratio,
         "startup_s": cell.startup_s,
+        "measured": cell.has_eval or bool(cell.points),
         "ranked_value": value,
     }

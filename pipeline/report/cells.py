@@ -287,6 +287,10 @@ def _point(bench: Doc, point: dict[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {
         k: point[k] if is_number(point.get(k)) else None for k in ("concurrency", "requests", "warmup")
     }
+    rate = point.get("rate")
+    row["rate"] = rate if is_number(rate) else None
+    row["load"] = f"{rate:g}/s, open loop" if is_number(rate) else str(row["concurrency"] or "not recorded")
+    row["marks"] = load_marks(doc)
     for side in ("candidate", "baseline"):
         row[side] = {k: doc.fact(side, k) for k in ("output_tok_s", "request_s", "errors")}
         row[side]["output_tokens_ok"] = doc.raw(side, "output_tokens_ok")
@@ -297,6 +301,20 @@ def _point(bench: Doc, point: dict[str, Any]) -> dict[str, Any]:
     sides = [row[s] for s in ("candidate", "baseline")]
     row["clean"] = all(s["errors"]["value"] == 0 and s["output_tokens_ok"] is True for s in sides)
     return row
+
+
+def load_marks(point: Doc) -> list[str]:
+    """Return what a reader must know before using a load point: drift, a client at its limit, warm-up, throttling."""
+    marks = []
+    drift = point.raw("drift", "pct")
+    if point.raw("drift", "exceeds_difference") is True and is_number(drift):
+        marks.append(f"the baseline's own legs drifted by {drift:.1f}%, more than the difference")
+    if point.raw("client_bound") is True:
+        marks.append("the client limited the load")
+    legs = point.items("candidate", "steady", "legs") + point.items("baseline", "steady", "legs")
+    if any(isinstance(leg, dict) and leg.get("settled") is False for leg in legs):
+        marks.append("latencies had not settled: the first quarter of a leg differs from the rest")
+    return marks
 
 
 def _ratio(doc: Doc, key: str) -> Fact:

@@ -152,8 +152,8 @@ def test_the_winner_is_proven_and_what_leads_unproven_is_named() -> None:
     assert found["table"][0]["recipe"] == "int8"
     assert any("intervals over the same baseline do not overlap" in r for r in found["reasons"])
     changes = " | ".join(found["would_change"])
-    assert "fp8 on vllm leads with 150 but is INCONCLUSIVE: task: damage of fp8" in changes
-    assert "int4 on vllm leads with 170 but is FAIL" in changes
+    assert "fp8 on vllm leads with 150.0 output tokens/s but is INCONCLUSIVE: task: damage of fp8" in changes
+    assert "int4 on vllm leads with 170.0 output tokens/s but is FAIL" in changes
     assert "open-loop" in changes
     commands = [m["command"] for m in found["missing"]]
     assert "`uv run dvc repro benchmark@m.gptq.vllm.g`" in commands
