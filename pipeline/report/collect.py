@@ -96,9 +96,11 @@ def _groups(cells: list[dict[str, Any]], params: Doc) -> tuple[list[dict[str, An
             keys = ("cell", *CELL_KEYS, "verdict", "reason", "source", "status", "package")
             planned += [c if c["package"]["exists"] else {key: c[key] for key in keys} for c in members]
             continue
-        reference = reference_point(members, preferred)
+        device = params.mapping("targets", target)
+        own = device.get("workloads") or (params.items("benchmark_gpu") if device.get("device") == "cuda" else [])
+        reference = reference_point(members, [str(w) for w in own] if isinstance(own, list) and own else preferred)
         group: dict[str, Any] = {"target": target, "runtime": runtime, "model": model, "reference": reference}
-        group["device"] = params.mapping("targets", target)
+        group["device"] = device
         group["baseline"] = next((c["cell"] for c in members if c["is_baseline"]), None)
         group["noise_floor"] = noise_floor(members, reference)
         group["cells"] = members

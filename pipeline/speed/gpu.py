@@ -96,4 +96,11 @@ def summarize(samples: list[list[dict[str, Any]]], own_pids: set[str], others: l
         entry |= {key: seen[-1][key] for key in ("persistence_mode", "mig.mode.current")}
         gpus.append(entry)
     foreign = [p for p in others if p["pid"] not in own_pids]
-    return {"gpus": gpus, "other_processes": foreign, "shared": bool(foreign)}
+    found: dict[str, Any] = {"gpus": gpus, "other_processes": foreign, "shared": bool(foreign)}
+    if foreign and len(foreign) == len(others):
+        # In a container nvidia-smi gives the host's process ids, and the server's own cannot be told from others.
+        found |= {
+            "shared": None,
+            "not_measured": {"shared": "nvidia-smi's process ids are not those of this container"},
+        }
+    return found

@@ -16,6 +16,7 @@ from pipeline.speed.steady import Row, settled, window
 from pipeline.speed.workloads import Point, Workload
 
 SHARED_LIMIT = 0.01
+SPEED_COLUMNS = ("load", "output_tok_s", "speedup", "ttft_ms_p50", "tpot_ms_p50", "e2e_ms_p50")
 COLUMNS = ("workload", "point", "side", "leg", "sent_s", "steady", "ttft_ms", "tpot_ms", "e2e_ms", "output_tokens")
 
 
@@ -97,6 +98,17 @@ def requests_csv(timed: Timed) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
     writer.writerows(timed.requests)
+    return out.getvalue()
+
+
+def speed_csv(workloads: dict[str, Any]) -> str:
+    """Return one row a load point for `dvc plots diff`: the load, the cell's numbers and its speedup."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(SPEED_COLUMNS)
+    for name, points in summary(workloads).items():
+        for point, values in points.items():
+            writer.writerow([f"{name} {point}", *(values.get(column, "") for column in SPEED_COLUMNS[1:])])
     return out.getvalue()
 
 

@@ -163,3 +163,26 @@ def test_an_upgrade_is_paired_item_by_item_and_judged_by_the_policy(tmp_path: Pa
     assert found["worse"]["checks"]["facts"]["verdict"] == "FAIL"
     assert found["worse"]["verdict"] == "FAIL"
     assert found["same"]["verdict"] != "PASS"  # nothing says how the logits moved
+
+
+def test_the_trend_over_tags_marks_neighbours_that_are_not_alike(repository: Path) -> None:
+    from pipeline.report.choice import trend
+
+    path = repository / f"artifacts/results/{CELL}/bench.json"
+    path.write_text(json.dumps(changed(BENCH, "host", "machine", value="b")), encoding="utf-8")
+    (row,) = trend(repository)
+    assert [(p["at"], p["output_tok_s"]) for p in row["points"]] == [("v1", 100.0), ("v2", 110.0), ("now", 100.0)]
+    assert [p["break"] for p in row["points"]] == [None, None, "host.machine: a against b"]
+    subprocess.run(["git", "tag", "-d", "v1", "v2"], cwd=repository, check=True, capture_output=True)
+    assert trend(repository) == []
+
+
+def test_the_report_leads_with_what_to_ship_and_names_what_it_cannot_read(tmp_path: Path) -> None:
+    from pipeline.report.choice import choice_section
+
+    found = choice_section(ROOT)
+    assert found["problem"] is None
+    assert [g["measured"] for g in found["targets"]] == sorted((g["measured"] for g in found["targets"]), reverse=True)
+    assert found["targets"][0]["target"] == "cpu"
+    assert all(item["command"] for g in found["targets"] for item in g["decide"])
+    assert choice_section(tmp_path)["problem"].endswith("run from the root of the repository.")

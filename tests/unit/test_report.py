@@ -222,6 +222,18 @@ def test_an_infinite_number_in_valid_json_is_not_printed(project: Path) -> None:
     assert "has '1e999' for fidelity.perplexity_ratio" in visible(render(project))
 
 
+def test_open_loads_and_marks_of_a_timing_are_shown(project: Path) -> None:
+    path = result(project, "int8", "bench")
+    bench = json.loads(path.read_text(encoding="utf-8"))
+    point = bench["workloads"]["chat-64-32"]["points"][1]
+    point |= {"concurrency": None, "rate": 2.5, "client_bound": True, "drift": {"pct": 7.0, "exceeds_difference": True}}
+    path.write_text(json.dumps(bench), encoding="utf-8")
+    text = visible(render(project))
+    assert "2.5/s, open loop" in text
+    assert "load 2.5/s, open loop: the client limited the load." in text
+    assert "the baseline's own legs drifted by 7.0%, more than the difference" in text
+
+
 def test_a_task_that_was_not_run_says_why(pristine: tuple[Path, str]) -> None:
     assert "needs the hub" in visible(pristine[1])
 
