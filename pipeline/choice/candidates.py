@@ -15,6 +15,7 @@ from pipeline.evidence.gate import judge_cell, read_eval
 from pipeline.evidence.policy import Policy
 from pipeline.evidence.verdicts import FAIL, INCONCLUSIVE, PASS
 from pipeline.report.sources import is_number, read_doc
+from pipeline.shapes import SPEED_ONLY, is_random
 from pipeline.specs import Params, Target
 
 QUALITY_KINDS = ("lint", "canary", "tasks", "fidelity")
@@ -42,6 +43,8 @@ class Candidate:
     startup_s: float | None
     device: Target
     planned: bool
+    on_target: bool = False
+    speed_only: bool = False
 
     def at(self, slo: Slo) -> At:
         """Return the cell's numbers at an objective."""
@@ -118,6 +121,8 @@ def _candidate(
         startup_s=startup if is_number(startup) else None,
         device=params.targets[entry["target"]],
         planned=name in plan.get("measure", {}),
+        on_target=name in (plan.get("on_target") or {}).get("benchmark", {}),
+        speed_only=_is_random(params, entry["model"]),
     )  # fmt: skip
 
 
@@ -126,6 +131,8 @@ def quality_of(root: Path, entry: dict[str, Any], params: Params, policy: Policy
 
     Speed floors and size limits of the policy are the gate's business: here speed is what cells are ranked by.
     """
+    if _is_random(params, entry["model"]):
+        return "NOT MEASURED", [SPEED_ONLY]
     if policy is None:
         return "NOT MEASURED", ["there is no policy.yaml to judge by"]
     judged = judge_cell(root, entry, params, policy)
@@ -141,6 +148,10 @@ def quality_of(root: Path, entry: dict[str, Any], params: Params, policy: Policy
         return "NOT MEASURED", ["no evaluation"]
     said = [f"{n}: {_short(checks[n])}" for n in bad + open_]
     return (FAIL if bad else INCONCLUSIVE if open_ else PASS), said
+
+
+def _is_random(params: Params, model: str) -> bool:
+    return model in params.models and is_random(params.models[model].source)
 
 
 def _short(check: dict[str, Any]) -> str:

@@ -186,12 +186,28 @@ def test_without_evidence_there_is_no_winner_but_a_command() -> None:
     assert found["decided"] is False
     (item,) = found["missing"]
     assert item["what"] == "anything on g: no cell was measured there"
+    assert item["command"].startswith("set measure: on-target")
     assert "`uv run dvc repro --glob '*@*.g'` on that machine" in item["command"]
     assert "no cell is proven yet" in overview([found])
+    known = [replace(c, on_target=True) for c in cells]
+    assert recommend(known, "chat", CHAT, "throughput")["missing"][0]["command"].startswith("`uv run dvc repro --glob")
+    half = [candidate("bf16", [point(4, 9)]), candidate("int8", [], on_target=True)]
+    (item,) = recommend(half, "chat", CHAT, "throughput")["missing"]
+    assert item["command"] == "`uv run dvc repro --glob 'benchmark@m.int8.vllm.g'` on a host that is g"
     other = candidate("int8", [replace(point(4, 9), workload="x")])
     (item,) = recommend([other], "chat", CHAT, "throughput")["missing"]
     assert item["what"] == "speed under w of int8"
     assert item["command"].startswith("add one to benchmark_gpu in params.yaml")
+
+
+def test_random_weights_are_timed_and_never_recommended() -> None:
+    cell = candidate("fp8", [point(4, 150)], "NOT MEASURED", has_eval=False, speed_only=True)
+    found = recommend([replace(cell, quality_why=["random weights: speed only"])], "o", OFFLINE, "throughput")
+    assert found["winner"] is None
+    assert found["missing"] == []
+    assert found["would_change"] == [
+        "fp8 on vllm leads with 150.0 output tokens/s but is NOT MEASURED: random weights: speed only"
+    ]
 
 
 def test_an_order_within_noise_is_not_called_settled() -> None:
