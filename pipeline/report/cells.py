@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pipeline.report.apart import apart_from_ratios, load_marks
 from pipeline.report.sources import (
     Doc,
     Fact,
@@ -267,18 +268,29 @@ def _kept(ratio: Fact) -> Fact:
 
 def _speed(bench: Doc) -> dict[str, Any]:
     workloads = []
+    apart = apart_from_ratios(bench)
     for name, load in bench.mapping("workloads").items():
+        if name in apart["names"]:
+            continue
         points = load.get("points") if isinstance(load, dict) else None
         rows = [_point(bench, p) for p in points if isinstance(p, dict)] if isinstance(points, list) else []
         lengths = {k: load.get(k) if isinstance(load, dict) else None for k in ("prompt_tokens", "output_tokens")}
         workloads.append({"workload": str(name), **lengths, "points": rows})
-    problem = bench.problem or (None if workloads else f"{bench.path} has no workloads")
+    problem = bench.problem or (None if workloads or apart["names"] else f"{bench.path} has no workloads")
     return {
         "problem": problem,
         "is_noise_floor": bench.raw("is_baseline") is True,
         "order": bench.raw("order"),
         "client": bench.raw("client"),
         "workloads": workloads,
+        "streaming": apart["streaming"],
+        "soak": apart["soak"],
+        "left_out": [
+            {"workload": name, "load": item.get("name"), "reason": plain(item.get("reason", ""))}
+            for name, load in bench.mapping("workloads").items()
+            for item in Doc(bench.path, load if isinstance(load, dict) else {}).items("left_out")
+            if isinstance(item, dict)
+        ],
     }
 
 
@@ -301,20 +313,6 @@ def _point(bench: Doc, point: dict[str, Any]) -> dict[str, Any]:
     sides = [row[s] for s in ("candidate", "baseline")]
     row["clean"] = all(s["errors"]["value"] == 0 and s["output_tokens_ok"] is True for s in sides)
     return row
-
-
-def load_marks(point: Doc) -> list[str]:
-    """Return what a reader must know before using a load point: drift, a client at its limit, warm-up, throttling."""
-    marks = []
-    drift = point.raw("drift", "pct")
-    if point.raw("drift", "exceeds_difference") is True and is_number(drift):
-        marks.append(f"the baseline's own legs drifted by {drift:.1f}%, more than the difference")
-    if point.raw("client_bound") is True:
-        marks.append("the client limited the load")
-    legs = point.items("candidate", "steady", "legs") + point.items("baseline", "steady", "legs")
-    if any(isinstance(leg, dict) and leg.get("settled") is False for leg in legs):
-        marks.append("latencies had not settled: the first quarter of a leg differs from the rest")
-    return marks
 
 
 def _ratio(doc: Doc, key: str) -> Fact:
