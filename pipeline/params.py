@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from pipeline.choice.objective import Slo
 from pipeline.errors import InputError, nearest
 from pipeline.specs import (
     ID_PATTERN,
@@ -92,6 +93,7 @@ def _known_keys(parents: list[Any]) -> list[str]:
         "recipes": Recipe,
         "targets": Target,
         "workloads": Workload,
+        "slos": Slo,
         "tasks": Task,
         "evaluation": Evaluation,
         "matrix": MatrixRow,

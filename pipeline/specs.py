@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
+from pipeline.choice.objective import Slo
 from pipeline.errors import InputError
 from pipeline.sources import Source
 from pipeline.speed.workloads import Workload
@@ -173,6 +174,7 @@ class Params(_Strict):
     evaluation: Evaluation
     benchmark: list[Id]
     benchmark_gpu: list[Id] = Field(default_factory=list)
+    slos: dict[Id, Slo] = Field(default_factory=dict)
     serving: dict[str, dict[str, Any]] = Field(default_factory=dict)
     baseline: Id
     allow_unknown: list[str] = Field(default_factory=list, description="format.runtime.target to serve though unknown")

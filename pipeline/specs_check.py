@@ -84,6 +84,9 @@ def _check_workloads(params: Params, where: str) -> None:
     for name, target in params.targets.items():
         for workload in target.workloads or []:
             _need("workload", workload, params.workloads, f"{where} (targets.{name})")
+    for name, slo in params.slos.items():
+        for workload in slo.workloads:
+            _need("workload", workload, params.workloads, f"{where} (slos.{name})")
     known = [f"{runtime}-{place}" for runtime in runtimes() for place in ("cpu", "cuda", *params.targets)]
     for key in params.serving:
         if key not in known:

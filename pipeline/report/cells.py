@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pipeline.report.apart import apart_from_ratios, load_marks
 from pipeline.report.sources import (
     Doc,
     Fact,
@@ -267,18 +268,29 @@ def _kept(ratio: Fact) -> Fact:
 
 def _speed(bench: Doc) -> dict[str, Any]:
     workloads = []
+    apart = apart_from_ratios(bench)
     for name, load in bench.mapping("workloads").items():
+        if name in apart["names"]:
+            continue
         points = load.get("points") if isinstance(load, dict) else None
         rows = [_point(bench, p) for p in points if isinstance(p, dict)] if isinstance(points, list) else []
         lengths = {k: load.get(k) if isinstance(load, dict) else None for k in ("prompt_tokens", "output_tokens")}
         workloads.append({"workload": str(name), **lengths, "points": rows})
-    problem = bench.problem or (None if workloads else f"{bench.path} has no workloads")
+    problem = bench.problem or (None if workloads or apart["names"] else f"{bench.path} has no workloads")
     return {
         "problem": problem,
         "is_noise_floor": bench.raw("is_baseline") is True,
         "order": bench.raw("order"),
         "client": bench.raw("client"),
         "workloads": workloads,
+        "streaming": apart["streaming"],
+        "soak": apart["soak"],
+        "left_out": [
+            {"workload": name, "load": item.get("name"), "reason": plain(item.get("reason", ""))}
+            for name, load in bench.mapping("workloads").items()
+            for item in Doc(bench.path, load if isinstance(load, dict) else {}).items("left_out")
+            if isinstance(item, dict)
+        ],
     }
 
 
@@ -287,6 +299,10 @@ def _point(bench: Doc, point: dict[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {
         k: point[k] if is_number(point.get(k)) else None for k in ("concurrency", "requests", "warmup")
     }
+    rate = point.get("rate")
+    row["rate"] = rate if is_number(rate) else None
+    row["load"] = f"{rate:g}/s, open loop" if is_number(rate) else str(row["concurrency"] or "not recorded")
+    row["marks"] = load_marks(doc)
     for side in ("candidate", "baseline"):
         row[side] = {k: doc.fact(side, k) for k in ("output_tok_s", "request_s", "errors")}
         row[side]["output_tokens_ok"] = doc.raw(side, "output_tokens_ok")

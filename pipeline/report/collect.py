@@ -13,6 +13,7 @@ from typing import Any
 from pipeline.calibration import FEW_SAMPLES
 from pipeline.report.answer import RULES, answer, noise_floor, reference_point
 from pipeline.report.cells import NOT_QUANTIZED, build_cell
+from pipeline.report.choice import choice_section
 from pipeline.report.sizes import sizes_section
 from pipeline.report.sources import Doc, plain, read_doc, read_yaml
 from pipeline.report.verdicts import floor_lines
@@ -28,8 +29,8 @@ def collect(root: Path) -> dict[str, Any]:
 
     Keys of the report: schema, models, targets (groups with measurements: one per target, runtime and
     model), planned (cells of targets this run did not include), refusals, not_measured, calibration,
-    warnings, sizes (predicted memory and speed), rules, method. Numbers are facts (see sources.py), those of
-    `sizes` aside. The same files give the same report.
+    warnings, sizes (predicted memory and speed), choice (see choice.py), rules, method. Numbers are facts
+    (see sources.py), those of `sizes` and `choice` aside. The same files give the same report.
     """
     params, plan = read_yaml(root, "params.yaml"), read_yaml(root, "pipeline/plan.yaml")
     entries, problems = _entries(root, plan)
@@ -54,6 +55,7 @@ def collect(root: Path) -> dict[str, Any]:
         "calibration": calibration,
         "warnings": _warnings(root, groups, calibration, set(cells)),
         "sizes": sizes_section(root, params, groups, planned),
+        "choice": choice_section(root),
         "rules": RULES,
         "method": _method(groups, models),
     }
@@ -94,9 +96,11 @@ def _groups(cells: list[dict[str, Any]], params: Doc) -> tuple[list[dict[str, An
             keys = ("cell", *CELL_KEYS, "verdict", "reason", "source", "status", "package")
             planned += [c if c["package"]["exists"] else {key: c[key] for key in keys} for c in members]
             continue
-        reference = reference_point(members, preferred)
+        device = params.mapping("targets", target)
+        own = device.get("workloads") or (params.items("benchmark_gpu") if device.get("device") == "cuda" else [])
+        reference = reference_point(members, [str(w) for w in own] if isinstance(own, list) and own else preferred)
         group: dict[str, Any] = {"target": target, "runtime": runtime, "model": model, "reference": reference}
-        group["device"] = params.mapping("targets", target)
+        group["device"] = device
         group["baseline"] = next((c["cell"] for c in members if c["is_baseline"]), None)
         group["noise_floor"] = noise_floor(members, reference)
         group["cells"] = members
@@ -234,6 +238,7 @@ def _cell_warnings(cell: dict[str, Any]) -> list[str]:
                 f"{name}, {load['workload']}: request errors, or output lengths not confirmed, at "
                 f"concurrency {', '.join(bad)}; these timings are not used for the answer."
             )
+        texts += [f"{name}, {load['workload']}, load {p['load']}: {m}." for p in load["points"] for m in p["marks"]]
     if cell["verdict"] == "refused" and cell["status"] in HAS_RESULTS:
         texts.append(f"{name} has results although the plan refuses it: {cell['reason']}")
     if cell["package"]["exists"] and cell["package"]["problem"]:

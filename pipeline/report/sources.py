@@ -14,10 +14,9 @@ from typing import Any, NoReturn
 
 import yaml
 
-Fact = dict[str, Any]
+from pipeline.speed.definitions import SAMPLES_NEEDED
 
-# Samples below which a percentile is not printed: fewer and the interval of the percentile has no upper end.
-PERCENTILE_NEEDS = {"p90": 29, "p95": 59, "p99": 299}
+Fact = dict[str, Any]
 
 
 def measured(value: float, ci95: list[float] | None = None) -> Fact:
@@ -135,7 +134,7 @@ def percentile(doc: Doc, *keys: str) -> Fact:
         return absent(doc.problem)
     if not doc.mapping(*stat):
         return absent(f"{doc.path} has no {'.'.join(stat)}")
-    n, needed = doc.raw(*stat, "n"), PERCENTILE_NEEDS.get(key, 1)
+    n, needed = doc.raw(*stat, "n"), SAMPLES_NEEDED.get(key, 1)
     if not is_number(n):
         return absent(f"{doc.path} does not say how many samples {'.'.join(stat)} has")
     if n < needed:

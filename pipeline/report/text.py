@@ -24,6 +24,8 @@ KINDS: dict[str, tuple[float, str, str]] = {
     "s": (1, ",.1f", " s"),
     "gib": (1, ".2f", " GiB"),
     "count": (1, ",.0f", ""),
+    "pct_of": (100, ".2f", "%"),
+    "change": (1, "+.1f", "%"),
 }
 
 

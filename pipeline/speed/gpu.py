@@ -90,10 +90,21 @@ def summarize(samples: list[list[dict[str, Any]]], own_pids: set[str], others: l
         for key in NUMBERS:
             values = [gpu[key] for gpu in seen if gpu[key] is not None]
             entry[key] = {"min": min(values), "mean": round(mean(values), 1), "max": max(values)} if values else None
+        used = [gpu["memory.used"] for gpu in seen if gpu["memory.used"] is not None]
+        quarter = max(1, len(used) // 4)
+        grown = mean(used[-quarter:]) / mean(used[:quarter]) - 1 if used and mean(used[:quarter]) else None
+        entry["memory_growth_pct"] = None if grown is None else round(100 * grown, 2)
         active = [name for gpu in seen for name in reasons(gpu["clocks_event_reasons.active"])]
         entry["reasons_pct"] = {name: round(100 * active.count(name) / len(seen), 1) for name in dict.fromkeys(active)}
         entry["throttled"] = sorted({name for name in active if name not in HARMLESS})
         entry |= {key: seen[-1][key] for key in ("persistence_mode", "mig.mode.current")}
         gpus.append(entry)
     foreign = [p for p in others if p["pid"] not in own_pids]
-    return {"gpus": gpus, "other_processes": foreign, "shared": bool(foreign)}
+    found: dict[str, Any] = {"gpus": gpus, "other_processes": foreign, "shared": bool(foreign)}
+    if foreign and len(foreign) == len(others):
+        # In a container nvidia-smi gives the host's process ids, and the server's own cannot be told from others.
+        found |= {
+            "shared": None,
+            "not_measured": {"shared": "nvidia-smi's process ids are not those of this container"},
+        }
+    return found

@@ -16,6 +16,7 @@ from pipeline.speed.steady import Row, settled, window
 from pipeline.speed.workloads import Point, Workload
 
 SHARED_LIMIT = 0.01
+SPEED_COLUMNS = ("load", "output_tok_s", "speedup", "ttft_ms_p50", "tpot_ms_p50", "e2e_ms_p50")
 COLUMNS = ("workload", "point", "side", "leg", "sent_s", "steady", "ttft_ms", "tpot_ms", "e2e_ms", "output_tokens")
 
 
@@ -49,6 +50,13 @@ class Timed:
             entry = self._point(name, workload, point, by_side)
             entry["client"] = [leg.beside["client"].get(point.name) for _, leg in legs]
             entry["client_bound"] = any((c or {}).get("bound") for c in entry["client"])
+            if "soak" in entry:
+                entry["soak"]["server_memory"] = [leg.beside.get("server_rss_mib") for _, leg in legs]
+                entry["soak"]["gpu_memory_growth_pct"] = [
+                    gpu.get("memory_growth_pct")
+                    for _, leg in legs
+                    for gpu in (leg.beside.get("gpu") or {}).get("gpus", [])
+                ]
             found.append(entry)
         hit = check_sharing(name, workload, [leg for _, leg in legs])
         self.workloads[name] = {
@@ -97,6 +105,17 @@ def requests_csv(timed: Timed) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
     writer.writerows(timed.requests)
+    return out.getvalue()
+
+
+def speed_csv(workloads: dict[str, Any]) -> str:
+    """Return one row a load point for `dvc plots diff`: the load, the cell's numbers and its speedup."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(SPEED_COLUMNS)
+    for name, points in summary(workloads).items():
+        for point, values in points.items():
+            writer.writerow([f"{name} {point}", *(values.get(column, "") for column in SPEED_COLUMNS[1:])])
     return out.getvalue()
 
 
@@ -175,7 +194,9 @@ def summary(workloads: dict[str, Any]) -> dict[str, Any]:
         for point in load["points"]:
             row: dict[str, Any] = {"output_tok_s": point["candidate"]["output_tok_s"]}
             row |= {f"{k}_p50": point["candidate"][k]["p50"] for k in ("ttft_ms", "tpot_ms", "e2e_ms")}
-            row["speedup"] = (point.get("ratio") or {}).get("output_tok_s")
+            # Streamed over not streamed is no speedup over the baseline.
+            over = "streamed_over_not" if load.get("against") == "not-streamed" else "speedup"
+            row[over] = (point.get("ratio") or {}).get("output_tok_s")
             found.setdefault(name, {})[point["name"]] = {
                 k: float(np.round(v, 4)) for k, v in row.items() if v is not None
             }

@@ -87,6 +87,7 @@ def main() -> None:
     shutil.move(scratch, raw)
     out = Path("artifacts/results") / cell.name
     jsonio.write_text(out / "requests.csv", results.requests_csv(timed))
+    jsonio.write_text(out / "speed.csv", results.speed_csv(timed.workloads))
     jsonio.write_json(out / "bench.json", record)
     print(json.dumps({"cell": cell.name, "wall_s": record["wall_s"]}), flush=True)
 

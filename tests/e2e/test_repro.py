@@ -73,7 +73,7 @@ def test_every_served_cell_is_timed_beside_its_baseline(ended) -> None:  # type:
         assert found["is_baseline"] == (recipe == "bf16")
         for side in ("candidate", "baseline"):
             assert point[side]["output_tokens_ok"]
-            assert point[side]["ttft_ms"]["n"] == 6
+            assert 1 <= point[side]["ttft_ms"]["n"] <= 3  # of 6: neither the first burst of 2 nor the drain
             assert point[side]["ttft_ms"]["p90"] is None
             assert point[side]["output_tok_s"] > 0
         assert 0.1 < point["ratio"]["output_tok_s"] < 10

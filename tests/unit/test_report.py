@@ -222,6 +222,39 @@ def test_an_infinite_number_in_valid_json_is_not_printed(project: Path) -> None:
     assert "has '1e999' for fidelity.perplexity_ratio" in visible(render(project))
 
 
+def test_open_loads_and_marks_of_a_timing_are_shown(project: Path) -> None:
+    path = result(project, "int8", "bench")
+    bench = json.loads(path.read_text(encoding="utf-8"))
+    point = bench["workloads"]["chat-64-32"]["points"][1]
+    point |= {"concurrency": None, "rate": 2.5, "client_bound": True, "drift": {"pct": 7.0, "exceeds_difference": True}}
+    path.write_text(json.dumps(bench), encoding="utf-8")
+    text = visible(render(project))
+    assert "2.5/s, open loop" in text
+    assert "load 2.5/s, open loop: the client limited the load." in text
+    assert "the baseline's own legs drifted by 7.0%, more than the difference" in text
+
+
+def test_streaming_and_soak_stand_apart_from_ratios_over_the_baseline(project: Path) -> None:
+    path = result(project, "int8", "bench")
+    bench = json.loads(path.read_text(encoding="utf-8"))
+    point = bench["workloads"]["chat-64-32"]["points"][0] | {
+        "name": "c1",
+        "ratio": {"e2e_ms": 1.02, "output_tok_s": 9.876},
+    }
+    soak = {"duration_s": 1800.0, "error_rate": 0.0012, "ttft_ms": {"drift_pct": 3.0}, "e2e_ms": {"drift_pct": 4.0},
+            "server_memory": [{"growth_pct": 5.0}], "gpu_memory_growth_pct": []}  # fmt: skip
+    bench["workloads"]["pair"] = {"against": "not-streamed", "points": [point]}
+    bench["workloads"]["soak"] = {"points": [{"name": "r4", "rate": 4, "soak": soak}]}
+    bench["workloads"]["chat-64-32"]["left_out"] = [{"name": "c64", "reason": "the server runs at most 16"}]
+    path.write_text(json.dumps(bench), encoding="utf-8")
+    text = visible(render(project))
+    assert "streamed over not streamed on one server, end to end 1.020×, output tokens/s 9.876×" in text
+    assert "soak at r4 for 1,800.0 s: errors 0.12%; last quarter against first: TTFT +3.0%" in text
+    assert "server memory +5.0%, GPU memory not measured (no GPU was sampled)" in text
+    assert "chat-64-32 at c64: not measured (the server runs at most 16)" in text
+    assert "9.88×" not in text
+
+
 def test_a_task_that_was_not_run_says_why(pristine: tuple[Path, str]) -> None:
     assert "needs the hub" in visible(pristine[1])
 

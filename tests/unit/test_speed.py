@@ -257,6 +257,7 @@ def test_a_workload_becomes_points_and_a_table_of_requests() -> None:
     assert found["points"][0]["name"] == "c1"
     assert found["left_out"] == [{"name": "c64", "reason": "too many"}]
     assert results.summary(timed.workloads)["w"]["c1"]["speedup"] == 1.0
+    assert results.speed_csv(timed.workloads).splitlines()[1].startswith("w c1,80.0,1.0,12.5,12.5,100.0")
     lines = results.requests_csv(timed).splitlines()
     assert lines[0] == ",".join(results.COLUMNS)
     assert len(lines) == 1 + 16
@@ -315,6 +316,8 @@ def test_the_gpu_is_read_and_throttling_is_named() -> None:
     assert one["reasons_pct"] == {"software power cap": 50.0, "idle": 50.0}
     assert found["other_processes"] == [apps[1]]
     assert found["shared"] is True
+    assert gpu.summarize(samples, {"1234"}, apps)["shared"] is None
+    assert gpu.summarize(samples, {"7"}, apps[:1])["shared"] is False
     assert gpu.summarize([[]], set(), [])["not_measured"] == "nvidia-smi is not there"
     assert gpu.parse("garbage\n") == []
 

@@ -1,0 +1,1 @@
+"""The choice: objectives, operating points, cost, the recommendation per GPU, and comparisons between revisions."""
