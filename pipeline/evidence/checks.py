@@ -243,7 +243,7 @@ def judge(found: dict[str, Check], policy: Policy) -> dict[str, dict[str, Any]]:
         if check.comparison:
             p_fail = corrected.get(name, check.comparison.p_fail)
             row["verdict"] = verdict(check.comparison, p_fail, policy.alpha)
-            row |= statistics(check, p_fail)
+            row |= statistics(check, p_fail, row["verdict"])
         elif check.passed is not None:
             row["verdict"] = PASS if check.passed else FAIL
         else:
@@ -252,7 +252,7 @@ def judge(found: dict[str, Check], policy: Policy) -> dict[str, dict[str, Any]]:
     return judged
 
 
-def statistics(check: Check, p_fail: float) -> dict[str, Any]:
+def statistics(check: Check, p_fail: float, said: str) -> dict[str, Any]:
     """Return the numbers behind a verdict in people's units: pp for accuracy, % for a ratio, else as measured."""
     test = check.comparison
     assert test is not None
@@ -264,8 +264,8 @@ def statistics(check: Check, p_fail: float) -> dict[str, Any]:
 
     unit = {"log": "%", "accuracy": "pp", "left": "%"}.get(check.scale, check.unit)
     needed = test.needed
-    if verdict(test, p_fail) == INCONCLUSIVE and test.needed_as_seen is not None:
-        needed = max(test.needed or 0, test.needed_as_seen)
+    if said == INCONCLUSIVE:
+        needed = None if test.needed_as_seen is None else max(test.needed or 0, test.needed_as_seen)
     return {
         "damage": shown(test.damage),
         "damage_bound": shown(test.bound),

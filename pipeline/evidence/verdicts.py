@@ -21,6 +21,8 @@ from pipeline.evidence.resample import Estimate
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
 # Fewer clusters than this show no spread that a verdict may rest on.
 FEWEST_CLUSTERS = 8
+# Of a FAIL over items: the correction for continuity, in items. See score_z.
+CONTINUITY = 0.5
 
 
 @dataclass(frozen=True)
@@ -69,13 +71,13 @@ def of_items(
         margin=margin,
         bound=score_bound(items, worse, better, 1 - alpha),
         detectable=min(seen, 1.0),
-        fails_from=min(margin + seen, 1.0),
+        fails_from=min(margin + seen + CONTINUITY / items, 1.0),
         items=items,
         item="items",
         needed=items_needed(flips, margin, 0.0, alpha, power),
         needed_as_seen=items_needed(flips, margin, damage, alpha, power),
         p_pass=float(norm.cdf(z)),
-        p_fail=float(norm.sf(z)),
+        p_fail=float(norm.sf(score_z(items, worse, better, margin, CONTINUITY))),
     )
 
 

@@ -1,0 +1,1 @@
+"""How often the verdicts are right: recorded runs of a real checkpoint and simulations."""
