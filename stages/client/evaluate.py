@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from stages.client.asking import ask_canary, canary_prompts, held_out_rows, read
 from stages.client.harness import Answered, context_length, run_task
 
 SCHEMA = "quantpress.eval/2"
-AGAIN = "Evaluate the baseline again: `uv run dvc repro -f evaluate@<baseline>`."
 
 
 class Evaluation:
@@ -57,7 +57,7 @@ class Evaluation:
         answers = ask_canary(self.server, prompts)
         self.texts = [a["text"] for a in answers]
         jsonio.write_json(self.keep / "answers.canary.json", [a._asdict() for a in of_canary(prompts, answers)])
-        found = pair(lambda: judge(prompts, answers, self.their_answers("canary")))
+        found = self.pair(lambda: judge(prompts, answers, self.their_answers("canary")))
         self.say(f"canary: {'passed' if found['passed'] else 'FAILED'}")
         return found
 
@@ -67,10 +67,21 @@ class Evaluation:
             return None
         path = self.reference / f"answers.{name}.json"
         if not path.is_file():
-            raise WorkError(
-                f"{path} is missing: evaluate the baseline again, `uv run dvc repro -f evaluate@<baseline>`."
-            )
+            raise WorkError(f"{path} is missing. {self.again()}")
         return [Answer(**row) for row in jsonio.read_json(path)]
+
+    def again(self) -> str:
+        """Return the advice for a baseline whose reference does not fit."""
+        cell = self.server.cell
+        baseline = ".".join((cell.model, self.params.baseline, cell.runtime, cell.target))
+        return f"Evaluate the baseline again: `uv run dvc repro -f evaluate@{baseline}`."
+
+    def pair(self, compare: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return what `compare` gives; items that cannot be paired end in one sentence."""
+        try:
+            return compare()
+        except ValueError as error:
+            raise WorkError(f"{self.server.cell.name}: {error}. {self.again()}") from None
 
     def fidelity(self) -> dict[str, Any] | None:
         """Read the held-out windows and compare with the baseline's stored distributions."""
@@ -84,7 +95,7 @@ class Evaluation:
         if self.reference:
             with np.load(self.reference / "logprobs.npz", allow_pickle=False) as stored:
                 theirs = Logprobs(**{name: stored[name] for name in Logprobs._fields})
-        found = pair(lambda: fidelity.summarize(theirs, mine, k))
+        found = self.pair(lambda: fidelity.summarize(theirs, mine, k))
         self.say(f"fidelity: perplexity {found['perplexity']:.3f}, KL {found['kl_mean']}")
         return found
 
@@ -106,8 +117,8 @@ class Evaluation:
         theirs = jsonio.read_json(self.reference / f"scores.{name}.json") if self.reference else None
         answers = None
         if done.answers:
-            answers = pair(lambda: compare_answers(self.their_answers(name), done.answers))
-        found = done.about | pair(lambda: compare_items(theirs, done.scores)) | {"answers": answers}
+            answers = self.pair(lambda: compare_answers(self.their_answers(name), done.answers))
+        found = done.about | self.pair(lambda: compare_items(theirs, done.scores)) | {"answers": answers}
         self.say(f"{name}: accuracy {found['accuracy']:.3f} of {found['n']} items")
         return found
 
@@ -142,7 +153,7 @@ class Evaluation:
             items = min(share.items, len(first.scores))
             second = run_task(self.server, Run(task, items, 1), context_length(self.server), self.tokenizer())
             same = {key: first.scores[key] for key in second.scores}
-            found["tasks"][name] = pair(lambda s=same, t=second: compare_items(s, t.scores))
+            found["tasks"][name] = self.pair(lambda s=same, t=second: compare_items(s, t.scores))
         self.say(f"noise floor: {changed} of {len(prompts)} canary answers changed")
         return found
 
@@ -153,15 +164,7 @@ class Evaluation:
         numbers = choose([f"window {i}" for i in range(len(rows))], windows)
         part = np.isin(self.logprobs.window, numbers)
         first = Logprobs(*(values[part] for values in self.logprobs))
-        return pair(lambda: fidelity.summarize(first, read_windows(self.server, rows, numbers, k), k))
-
-
-def pair(compare: Any) -> dict[str, Any]:
-    """Return what `compare` gives; items that cannot be paired end in one sentence."""
-    try:
-        return dict(compare())
-    except ValueError as error:
-        raise WorkError(f"{str(error).capitalize()}. {AGAIN}") from None
+        return self.pair(lambda: fidelity.summarize(first, read_windows(self.server, rows, numbers, k), k))
 
 
 def main() -> None:

@@ -3,8 +3,8 @@
     python -m tests.calibration.planted aa       # the same function, other orders of additions
     python -m tests.calibration.planted damage   # noise in steps, a layer zeroed, wrong scales, a swapped template
 
-Runs in the environment `source` (torch, transformers) from the root, 4 to 6 minutes each on 2 cores. Its records,
-recorded.json, are small and kept in git; tests/calibration/rates.py judges them.
+Runs in the environment `source` (torch, transformers) from the root, about 6 minutes each on 2 free cores, and goes on
+where it was stopped. Its records, recorded.json, are small and kept in git; tests/calibration/rates.py judges them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ MODEL = Path("artifacts/models/smollm2-135m")
 HELD_OUT = Path("calib_data/held-out.smollm2-135m/tokens.json")
 OUT = Path(__file__).parent / "recorded.json"
 WINDOWS, TOP_K = 8, 20
-AA_ITEMS, ALL_ITEMS = 240, 400
+ITEMS = 240
 NOISE_STEPS = (0.04, 0.06, 0.08, 0.11, 0.15)
 ORDERS = ("given", "shuffled", "longest first")
 SCALES = (("mlp.down_proj", 1, 0.0625), ("self_attn.v_proj", 5, 16.0), ("mlp.gate_proj", 20, 4.0))
+Run = Callable[[], dict[str, Any]]
 # Another family's way to write a chat: [INST] as Llama 2 has it.
 OTHER_TEMPLATE = "{% for m in messages %}[INST] {{ m['content'] }} [/INST]{% endfor %}"
 
@@ -172,8 +173,8 @@ def permute(model: Any, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randperm(model.config.hidden_size, generator=generator)
     inner = model.model
-    inner.embed_tokens.weight.data = inner.embed_tokens.weight.data[:, hidden]
-    model.lm_head.weight = inner.embed_tokens.weight  # tied
+    inner.embed_tokens.weight.data = inner.embed_tokens.weight.data[:, hidden].contiguous()
+    assert model.lm_head.weight is inner.embed_tokens.weight  # tied
     inner.norm.weight.data = inner.norm.weight.data[hidden]
     for layer in inner.layers:
         channels = torch.randperm(model.config.intermediate_size, generator=generator)
@@ -188,21 +189,42 @@ def permute(model: Any, seed: int) -> None:
         mlp.down_proj.weight.data = mlp.down_proj.weight.data[hidden][:, channels].contiguous()
 
 
-def same_weights(reader: Reader) -> Iterator[dict[str, Any]]:
+def same_weights(reader: Reader) -> Iterator[tuple[str, Run]]:
     """Yield 21 runs of the same function, each but the first with its own order of additions; the first is the base."""
+    kept = {name: value.clone() for name, value in reader.model.state_dict().items()}
     base = reader.windows(8)
-    for number in range(21):
-        attention, order = ("sdpa", "eager")[number % 2], ORDERS[number % 3]
-        batch = 16 + 8 * (number % 7)
+
+    def run(number: int, name: str, attention: str, batch: int, order: str) -> dict[str, Any]:
+        reader.model.load_state_dict(kept)
         reader.model.set_attn_implementation(attention)
         if number:
             permute(reader.model, number)
         correct = reader.facts(batch, order, number)
+        return {"name": name, "correct": correct, "windows": compare(base, reader.windows(8))}
+
+    for number in range(21):
+        attention, order = ("sdpa", "eager")[number % 2], ORDERS[number % 3]
+        batch = 16 + 8 * (number % 7)
         name = f"{attention}, batches of {batch} {order}, channels in order {number}"
-        yield {"name": name, "correct": correct, "windows": compare(base, reader.windows(8))}
+        yield name, lambda a=(number, name, attention, batch, order): run(*a)
 
 
-def damages(reader: Reader) -> Iterator[tuple[str, str, Callable[[], None]]]:
+def damages(reader: Reader) -> Iterator[tuple[str, Run]]:
+    """Yield the runs with planted damage, the first without any."""
+    kept = {name: value.clone() for name, value in reader.model.state_dict().items()}
+    base = reader.windows(8)
+
+    def run(kind: str, name: str, plant: Callable[[], None]) -> dict[str, Any]:
+        reader.model.load_state_dict(kept)
+        plant()
+        windows = compare(base, reader.windows(8))
+        return {"kind": kind, "name": name, "correct": reader.facts(32, "given", 0), "windows": windows}
+
+    for kind, name, plant in plants(reader):
+        yield name, lambda a=(kind, name, plant): run(*a)
+
+
+def plants(reader: Reader) -> Iterator[tuple[str, str, Callable[[], None]]]:
     """Yield (kind, name, what does it to the loaded weights)."""
     layers = reader.model.model.layers
 
@@ -222,29 +244,14 @@ def damages(reader: Reader) -> Iterator[tuple[str, str, Callable[[], None]]]:
         reader.model.get_submodule(f"model.layers.{layer}.{name}").weight.data *= factor
 
     yield "none", "the same weights", lambda: None
-    for step in NOISE_STEPS:
-        for seed in (1, 2):
+    for seed in (1, 2):
+        for step in NOISE_STEPS:
             yield "noise", f"noise of {step:g} standard deviations, seed {seed}", lambda a=step, b=seed: noise(a, b)
     for layer in (3, 26):
         yield "zeroed", f"layer {layer} zeroed", lambda a=layer: zero(a)
-    for name, layer, factor in (
-        ("mlp.down_proj", 1, 0.0625),
-        ("self_attn.v_proj", 5, 16.0),
-        ("mlp.gate_proj", 20, 4.0),
-    ):
+    for name, layer, factor in SCALES:
         text = f"scale of layers.{layer}.{name} wrong by {factor:g}"
         yield "scale", text, lambda a=name, b=layer, c=factor: scale(a, b, c)
-
-
-def damaged(reader: Reader) -> Iterator[dict[str, Any]]:
-    """Yield a run for each planted damage; the weights are restored after each."""
-    kept = {name: value.clone() for name, value in reader.model.state_dict().items()}
-    base = reader.windows(8)
-    for kind, name, plant in damages(reader):
-        plant()
-        yield {"kind": kind, "name": name, "correct": reader.facts(32, "given", 0),
-               "windows": compare(base, reader.windows(8))}  # fmt: skip
-        reader.model.load_state_dict(kept)
 
 
 def templates(reader: Reader) -> dict[str, Any]:
@@ -262,31 +269,32 @@ def templates(reader: Reader) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the part that the command line names and merge it into recorded.json."""
+    """Run the part that the command line names; what recorded.json already has is not run again."""
     part = sys.argv[1] if len(sys.argv) == 2 else ""
     if part not in ("aa", "damage"):
         sys.exit("usage: python -m tests.calibration.planted aa|damage")
     torch.manual_seed(0)
     torch.set_num_threads(2)
     start = time.monotonic()
-    reader = Reader(AA_ITEMS if part == "aa" else ALL_ITEMS)
+    reader = Reader(ITEMS)
     record = json.loads(OUT.read_text(encoding="utf-8")) if OUT.exists() else {}
-    runs = []
-    for run in same_weights(reader) if part == "aa" else damaged(reader):
-        runs.append(run)
-        right = run["correct"].count("1") / len(run["correct"])
-        print(f"{time.monotonic() - start:.0f} s  {run['name']}: {right:.4f}", flush=True)
-    if part == "damage":
-        record["template"] = templates(reader)
-    record[part] = runs
     record |= {
         "model": "smollm2-135m, bf16, transformers on CPU",
-        "items": {"aa": AA_ITEMS, "damage": ALL_ITEMS},
         "per_window": ["kl_mean", "log_ratio_mean", "top1_agreement_pct"],
         "versions": versions("torch", "transformers"),
     }
-    jsonio.write_text(OUT, json.dumps(record) + "\n")
-    print(f"{OUT}: {len(runs)} runs in {time.monotonic() - start:.0f} s", flush=True)
+    done = {run["name"]: run for run in record.get(part, [])}
+    record[part] = list(done.values())
+    for name, plant in same_weights(reader) if part == "aa" else damages(reader):
+        if name not in done:
+            record[part].append(plant())
+            jsonio.write_text(OUT, json.dumps(record) + "\n")
+            right = record[part][-1]["correct"].count("1") / ITEMS
+            print(f"{time.monotonic() - start:.0f} s  {name}: {right:.4f}", flush=True)
+    if part == "damage" and "template" not in record:
+        record["template"] = templates(reader)
+        jsonio.write_text(OUT, json.dumps(record) + "\n")
+    print(f"{OUT}: {len(record[part])} runs in {time.monotonic() - start:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

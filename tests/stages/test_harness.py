@@ -26,12 +26,16 @@ filter_list:
   - name: flex
     filter: [{function: regex, regex_pattern: "(-?[0-9]+)"}, {function: take_first}]
 """
-CODE = """
-import json, sys, types
+CODE = r"""
+import json, sys, types, urllib.request
+from pathlib import Path
 sys.path.insert(0, "tests/stages")
 import loopback
 from pipeline.evidence.tiers import Run
 from pipeline.specs import Task
+from pipeline.package import Cell
+from pipeline.params import load_params
+from stages.client.evaluate import Evaluation
 from stages.client.harness import run_task
 from transformers import AutoTokenizer
 cell = types.SimpleNamespace(model="smollm2-135m")
@@ -54,6 +58,29 @@ found = {
     "metric": run(5, lm_eval="qp_facts", metric="acx"),
     "filter": run(5, lm_eval="qp_facts", filter="x"),
 }
+def request(path, body):
+    sent = urllib.request.Request(server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    return json.load(urllib.request.urlopen(sent))
+def evaluate(recipe, reference, salt="", template=0):
+    loopback.SALT.update(model=salt, template=template)
+    cell, scratch = Cell("smollm2-135m", recipe, "vllm", "cpu"), Path(".quantpress/try") / f"{recipe}{salt}{template}"
+    scratch.mkdir(parents=True)
+    cell.deploy.mkdir(parents=True, exist_ok=True)
+    (cell.deploy / "serve.yaml").write_text("max-model-len: 2048\n")
+    stand_in = types.SimpleNamespace(**vars(server) | {"cell": cell, "request": request})
+    run = Evaluation(stand_in, load_params(), reference, scratch)
+    try:
+        made = {"canary": run.canary(), "fidelity": run.fidelity()}
+        made["tasks"], made["not_run"] = run.tasks()
+        return made | {"noise_floor": run.noise_floor()}
+    except Exception as error:
+        return str(error)
+found["baseline"] = evaluate("bf16", None)
+reference = Path(".quantpress/try/bf160/reference")
+found["candidate"] = evaluate("int8", reference, "other")
+found["swapped"] = evaluate("int8", reference, "other", 3)
+(reference / "scores.facts.json").write_text('{"qp_facts/X": 1.0}')
+found["unlike"] = evaluate("int8", reference, "unlike")
 sent = [x for x in loopback.Handler.seen if x.get("temperature") == 0.7]
 print("FOUND" + json.dumps(found | {"seeds": sorted({x["seed"] for x in sent})}))
 """
@@ -99,6 +126,31 @@ def test_repeats_are_sampled_with_their_own_seeds_and_answers_are_described(foun
     assert sum(a["repeated"] and a["cut"] for a in done["answers"]) == 2
     assert sum(a["unparsable"] for a in done["answers"]) == 4
     assert done["about"]["chance"] is None
+
+
+def test_the_baseline_answers_a_hashed_part_twice_and_the_candidate_is_paired_with_it(found: dict[str, Any]) -> None:
+    base, mine = found["baseline"], found["candidate"]
+    floor = base["noise_floor"]
+    assert (floor["tasks"]["facts"]["n"], floor["fidelity"]["windows"]) == (100, 16)
+    assert (
+        floor["tasks"]["facts"]["flips_pct"] == floor["fidelity"]["kl_max"] == floor["canary"]["answers_changed"] == 0
+    )
+    assert mine["noise_floor"] is None
+    task = mine["tasks"]["facts"]
+    assert task["n"] == 400
+    assert task["baseline_accuracy"] == base["tasks"]["facts"]["accuracy"]
+    assert task["flips_right_to_wrong"] > 20
+    assert mine["fidelity"]["perplexity_ratio"] != 1
+    assert mine["fidelity"]["kl_mean_se"] is not None
+    assert mine["canary"]["lengths"]["length_ratio"] == 1
+
+
+def test_a_swapped_template_fails_the_canary_and_other_items_are_one_sentence(found: dict[str, Any]) -> None:
+    assert found["swapped"]["canary"]["failures"][0]["id"] == "template"
+    assert found["unlike"] == (
+        "smollm2-135m.int8.vllm.cpu: baseline and candidate answered different items: 401 differ, first qp_facts/X. "
+        "Evaluate the baseline again: `uv run dvc repro -f evaluate@smollm2-135m.bf16.vllm.cpu`."
+    )
 
 
 def test_wrong_names_are_told_with_the_nearest(found: dict[str, Any]) -> None:
