@@ -45,7 +45,7 @@ def _soak(name: str, point: Doc) -> dict[str, Any]:
 
 
 def load_marks(point: Doc) -> list[str]:
-    """Return what a reader must know before using a load point: drift, a client at its limit, warm-up, throttling."""
+    """Return what a reader must know before using a load point: drift, a client at its limit, warm-up."""
     marks = []
     drift = point.raw("drift", "pct")
     if point.raw("drift", "exceeds_difference") is True and is_number(drift):
@@ -56,3 +56,17 @@ def load_marks(point: Doc) -> list[str]:
     if any(isinstance(leg, dict) and leg.get("settled") is False for leg in legs):
         marks.append("latencies had not settled: the first quarter of a leg differs from the rest")
     return marks
+
+
+def gpu_marks(load: Doc) -> list[str]:
+    """Return what a reader must know of the GPU while a workload was timed: what throttled it, who else used it."""
+    throttled: dict[str, None] = {}
+    shared = False
+    for leg in load.items("legs"):
+        doc = Doc(load.path, leg if isinstance(leg, dict) else {})
+        shared |= doc.raw("gpu", "shared") is True
+        for gpu in doc.items("gpu", "gpus"):
+            names = Doc(load.path, gpu if isinstance(gpu, dict) else {}).items("throttled")
+            throttled |= dict.fromkeys(map(str, names))
+    marks = [f"the GPU was held back: {', '.join(throttled)}"] if throttled else []
+    return [*marks, "other processes used the GPU"] if shared else marks

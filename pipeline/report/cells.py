@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.report.apart import apart_from_ratios, load_marks
+from pipeline.report.apart import apart_from_ratios, gpu_marks, load_marks
 from pipeline.report.sources import (
     Doc,
     Fact,
@@ -275,7 +275,8 @@ def _speed(bench: Doc) -> dict[str, Any]:
         points = load.get("points") if isinstance(load, dict) else None
         rows = [_point(bench, p) for p in points if isinstance(p, dict)] if isinstance(points, list) else []
         lengths = {k: load.get(k) if isinstance(load, dict) else None for k in ("prompt_tokens", "output_tokens")}
-        workloads.append({"workload": str(name), **lengths, "points": rows})
+        marks = gpu_marks(Doc(bench.path, load if isinstance(load, dict) else {}))
+        workloads.append({"workload": str(name), **lengths, "marks": marks, "points": rows})
     problem = bench.problem or (None if workloads or apart["names"] else f"{bench.path} has no workloads")
     return {
         "problem": problem,

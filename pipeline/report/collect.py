@@ -238,6 +238,7 @@ def _cell_warnings(cell: dict[str, Any]) -> list[str]:
                 f"{name}, {load['workload']}: request errors, or output lengths not confirmed, at "
                 f"concurrency {', '.join(bad)}; these timings are not used for the answer."
             )
+        texts += [f"{name}, {load['workload']}: {mark}." for mark in load["marks"]]
         texts += [f"{name}, {load['workload']}, load {p['load']}: {m}." for p in load["points"] for m in p["marks"]]
     if cell["verdict"] == "refused" and cell["status"] in HAS_RESULTS:
         texts.append(f"{name} has results although the plan refuses it: {cell['reason']}")

@@ -227,8 +227,12 @@ def test_open_loads_and_marks_of_a_timing_are_shown(project: Path) -> None:
     bench = json.loads(path.read_text(encoding="utf-8"))
     point = bench["workloads"]["chat-64-32"]["points"][1]
     point |= {"concurrency": None, "rate": 2.5, "client_bound": True, "drift": {"pct": 7.0, "exceeds_difference": True}}
+    gpu = {"shared": True, "gpus": [{"throttled": ["software power cap"]}]}
+    bench["workloads"]["chat-64-32"]["legs"] = [{"side": "A", "gpu": gpu}, {"side": "B", "gpu": None}]
     path.write_text(json.dumps(bench), encoding="utf-8")
     text = visible(render(project))
+    assert "chat-64-32: the GPU was held back: software power cap." in text
+    assert "chat-64-32: other processes used the GPU." in text
     assert "2.5/s, open loop" in text
     assert "load 2.5/s, open loop: the client limited the load." in text
     assert "the baseline's own legs drifted by 7.0%, more than the difference" in text
