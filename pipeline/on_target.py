@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import queue
 import re
 import subprocess
 import sys
@@ -24,7 +26,7 @@ from typing import Any
 
 import yaml
 
-from pipeline import host, jsonio
+from pipeline import host, jsonio, manifest
 from pipeline.errors import InputError, WorkError, unknown
 from pipeline.plan import PLAN, facts_path
 from pipeline.runstage import STATE
@@ -83,7 +85,10 @@ def needs(plan: dict[str, Any], stages: Iterable[str]) -> dict[str, list[str]]:
     items = [cells[stage.split("@")[0]][stage.split("@", 1)[1]] for stage in stages]
     packages = dict.fromkeys(p for item in items for p in (item["baseline"], _cell(item)))
     chains = [_chain(plan, name) for name in packages]
-    models = dict.fromkeys(cells["package"][name]["model"] for name in packages)
+    wanted = dict.fromkeys(cells["package"][name]["model"] for name in packages)
+    # Random weights take another model's tokenizer, so that one comes first.
+    origins = {m: cells["fetch"][m]["origin"].removeprefix("artifacts/models/") for m in wanted if m in cells["fetch"]}
+    models = dict.fromkeys(x for m in wanted for x in ([origins[m]] if origins.get(m) in plan["fetch"] else []) + [m])
     calib = {i["needs"] for c in chains for s in c if (i := cells["quantize"].get(s.split("@", 1)[1]))}
     calib |= {item["held_out"] for item in items}
     sets = [key for group in (plan, cells) for key in group["calibrate"] if f"calib_data/{key}" in calib]
@@ -119,10 +124,15 @@ def groups(plan: dict[str, Any], stages: list[str]) -> list[list[str]]:
 class Run:
     """One run on a target; `deadline` is a time.monotonic() value, None without a limit."""
 
-    def __init__(self, params: Params, target: str, minutes: float | None, jobs: int, out: Path | None) -> None:
+    def __init__(
+        self, params: Params, target: str, minutes: float | None, jobs: int, out: Path | None, gpus: int = 1
+    ) -> None:
         """Read the plan; raise an InputError for a target that has no such cells."""
         self.plan = yaml.safe_load(PLAN.read_text(encoding="utf-8"))
         self.params, self.target, self.jobs, self.out = params, target, jobs, out
+        self.gpus: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        for number in range(gpus):
+            self.gpus.put(str(number) if gpus > 1 else None)
         known = sorted({item["target"] for item in self.plan["on_target"]["benchmark"].values()})
         if target not in known:
             raise unknown("target with `measure: on-target`", target, known, "params.yaml (matrix)")
@@ -139,15 +149,20 @@ class Run:
         """Print a line with the seconds since the start."""
         print(f"{time.monotonic() - self.start:6.0f} s  {text}", flush=True)
 
-    def dvc(self, arguments: list[str], check: bool = True) -> str:
-        """Run dvc, keep its output in a log, and return it; `check`: raise a WorkError when it fails."""
+    def dvc(self, arguments: list[str], gpu: str | None = None) -> str:
+        """Run dvc, keep its output in a log, and return it; `gpu` is the only one that it sees.
+
+        Raises:
+            WorkError: it failed; with the stage's own sentence.
+        """
         command = [sys.executable, "-m", "dvc", "--wait-for-lock", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        env = os.environ | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=env, check=False)
         log = STATE / "logs" / "on_target.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as sink:
             sink.write(f"$ dvc {' '.join(arguments)}\n{done.stdout}{done.stderr}\n")
-        if check and done.returncode != 0:
+        if done.returncode != 0:
             raise WorkError(
                 f"dvc {' '.join(arguments[:3])} ... failed: {last_error(done.stdout + done.stderr)} Log {log}."
             )
@@ -185,37 +200,35 @@ class Run:
     def _prepare(self, todo: list[str]) -> None:
         """Fetch, calibrate, quantize, lint and package; the first of each in order, then several at a time."""
         found = needs(self.plan, todo)
-        found["calibrate"] = [s for s in found["calibrate"] if not is_frozen(s)]
-        for group in ("fetch", "calibrate"):
-            missing = [stage for stage in found[group] if stage not in self.made]
-            self.made |= set(missing)
-            if missing:
+        for stage in [*found["fetch"], *found["calibrate"]]:
+            if not is_there(stage):
                 with kept_facts(self.plan["fetch"]):
-                    self.dvc(["repro", *(["--single-item"] if group == "calibrate" else []), *missing])
-                self.say(f"{group}: {', '.join(missing)}")
+                    self.dvc(["repro", "--single-item", stage])
+                self.say(stage)
         chains = [chain for chain in found["chains"] if chain not in self.made]
         self.made |= set(chains)
         with ThreadPoolExecutor(self.jobs) as pool:
             list(pool.map(self._stage, chains))
 
-    def _measure(self, todo: list[str]) -> None:
-        """Time alone, evaluate side by side; a baseline is evaluated before what is compared with it."""
-        group: list[str] = []
-        for stage in [*todo, ""]:
-            if group and not (stage.startswith("evaluate@") and group[0].startswith("evaluate@")):
-                self._evaluate(group)
-                group = []
-            if stage.startswith("evaluate@"):
-                group.append(stage)
-            elif stage and self._has_time(stage):
-                self._stage(f"{FILE}:{stage}")
-
-    def _evaluate(self, stages: list[str]) -> None:
+    def _measure(self, group: list[str]) -> None:
+        """Time one cell a GPU, evaluate side by side; a baseline is evaluated before what is compared with it."""
+        if group[0].startswith("benchmark@"):
+            with ThreadPoolExecutor(self.gpus.qsize()) as pool:
+                list(pool.map(self._on_gpu, group))
+            return
         baselines = {item["baseline"] for item in self.plan["on_target"]["evaluate"].values()}
-        first = [s for s in stages if s.removeprefix("evaluate@") in baselines]
-        for part in (first, [s for s in stages if s not in first]):
+        first = [s for s in group if s.removeprefix("evaluate@") in baselines]
+        for part in (first, [s for s in group if s not in first]):
             with ThreadPoolExecutor(self.jobs) as pool:
                 list(pool.map(lambda s: self._stage(f"{FILE}:{s}") if self._has_time(s) else None, part))
+
+    def _on_gpu(self, stage: str) -> None:
+        gpu = self.gpus.get()
+        try:
+            if self._has_time(stage):
+                self._stage(f"{FILE}:{stage}", gpu)
+        finally:
+            self.gpus.put(gpu)
 
     def _time_for(self, stage: str) -> bool:
         return self.deadline is None or time.monotonic() + self.guess_s[stage.split("@")[0]] <= self.deadline
@@ -226,13 +239,13 @@ class Run:
             return False
         return True
 
-    def _stage(self, stages: str) -> None:
+    def _stage(self, stages: str, gpu: str | None = None) -> None:
         """Run one stage or a chain; a failure is noted and the rest goes on."""
         start = time.monotonic()
         names = stages.replace(f"{FILE}:", "")
         last = names.split()[-1]
         try:
-            said = self.dvc(["repro", "--single-item", *stages.split()])
+            said = self.dvc(["repro", "--single-item", *stages.split()], gpu)
         except WorkError as error:
             self.failed[last] = str(error)
             self.say(f"FAILED {names}: {error}")
@@ -279,9 +292,17 @@ def keep(out: Path, target: str, models: Iterable[str] = ()) -> None:
         part.replace(out / f"{name}.tar.gz")
 
 
-def is_frozen(stage: str) -> bool:
-    """Say whether a calibration set is in the tree: another Python's own texts would freeze it differently."""
-    return (Path("calib_data") / stage.split("calibrate@", 1)[1] / "tokens.json").exists()
+def is_there(stage: str) -> bool:
+    """Say whether what a fetch or calibrate stage makes is here, whatever made it.
+
+    A model is, when it has the bytes that its facts name. A calibration set is, when it is in the tree: another
+    Python's own texts would freeze it differently.
+    """
+    kind, _, name = stage.rpartition(":")[2].partition("@")
+    if kind == "calibrate":
+        return (Path("calib_data") / name / "tokens.json").exists()
+    facts, folder = Path(facts_path(name)), Path("artifacts/models") / name
+    return facts.exists() and folder.is_dir() and not manifest.differences(folder, jsonio.read_json(facts)["files"])
 
 
 @contextmanager

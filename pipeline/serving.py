@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import time
@@ -63,7 +64,8 @@ class Server:
             variables = variables | {"OMP_NUM_THREADS": str(self.threads)}
         checkpoint = Path(manifest["checkpoint"]["path"])
         arguments = server_arguments(self.cell, self.target, checkpoint, "127.0.0.1", self.port)
-        self.command = " ".join([*(f"{k}={v}" for k, v in variables.items()), *arguments])
+        seen = {k: os.environ[k] for k in ("CUDA_VISIBLE_DEVICES",) if k in os.environ}
+        self.command = " ".join([*(f"{k}={v}" for k, v in (seen | variables).items()), *arguments])
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._sink = self.log.open("wb")
         self._start = time.monotonic()

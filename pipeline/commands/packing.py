@@ -53,7 +53,7 @@ def _on_target(args: argparse.Namespace) -> int:
     from pipeline.params import load_params
 
     need_minutes(args.minutes)
-    return Run(load_params(PARAMS), args.target, args.minutes, max(1, args.jobs), args.out)()
+    return Run(load_params(PARAMS), args.target, args.minutes, max(1, args.jobs), args.out, max(1, args.gpus))()
 
 
 def register(add: Add) -> None:
@@ -69,6 +69,7 @@ def register(add: Add) -> None:
     run.add_argument("target")
     run.add_argument("--minutes", type=float, help="start nothing that would not end within this time")
     run.add_argument("--jobs", type=int, default=4, help="checkpoints made, or cells evaluated, at a time (default 4)")
+    run.add_argument("--gpus", type=int, default=1, help="time this many cells at once, each on a GPU of its own")
     run.add_argument("--out", type=Path, help="pack the results there after every stage, to be brought home")
     compare = add("compare-checkpoints", _compare, "how far two checkpoints of one recipe agree, tensor by tensor")
     compare.add_argument("first", type=Path)

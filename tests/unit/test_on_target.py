@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline import on_target, plan
+from pipeline import jsonio, manifest, on_target, plan
 from pipeline.errors import InputError, WorkError
-from pipeline.on_target import FILE, groups, kept_facts, last_error, needs, order, pending, result
+from pipeline.on_target import FILE, groups, is_there, kept_facts, last_error, needs, order, pending, result
 from pipeline.params import load_params
 from pipeline.plan_on_target import is_on_target
 from pipeline.specs import Params
@@ -87,7 +87,8 @@ def test_the_most_telling_comes_first(params: Params, made: dict[str, Any]) -> N
     assert first_quality == "evaluate@smollm2-135m.bf16.vllm.h200"
     assert found.index(f"benchmark@{BF16}") > max(i for i, s in enumerate(found) if s.startswith("evaluate@"))
     assert found[-1].startswith("benchmark@smollm2-135m")
-    assert len(found) == len(set(found)) == len(made["on_target"]["evaluate"]) + len(made["on_target"]["benchmark"])
+    there = [name for kind in ("evaluate", "benchmark") for name in made["on_target"][kind] if name.endswith(".h200")]
+    assert len(found) == len(set(found)) == len(there)
     assert order(params, made, "h100") == []
 
 
@@ -100,7 +101,7 @@ def test_what_is_prepared_together_is_of_one_row_and_kind(params: Params, made: 
 
 def test_what_a_stage_needs_is_made_before_it_and_its_baseline_too(made: dict[str, Any]) -> None:
     found = needs(made, [f"benchmark@{FP8}"])
-    assert found["fetch"] == [f"{FILE}:fetch@llama-8b-random"]
+    assert found["fetch"] == ["fetch@smollm2-135m", f"{FILE}:fetch@llama-8b-random"]
     assert found["calibrate"] == [f"{FILE}:calibrate@held-out.llama-8b-random"]
     assert found["chains"] == [
         f"{FILE}:lint@llama-8b-random.bf16.h200 {FILE}:package@{BF16}",
@@ -131,6 +132,22 @@ def test_only_what_dvc_would_run_is_pending(tmp_path: Path, monkeypatch: pytest.
     # `benchmark@a` ran, and its result is not here: DVC would take it for one that can be fetched.
     assert pending(stages, dvc) == ["evaluate@b", "evaluate@c", "benchmark@a"]
     assert asked[0][-2:] == [f"{FILE}:evaluate@a", f"{FILE}:evaluate@b"]
+
+
+def test_what_is_whole_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    stage = f"{FILE}:fetch@m"
+    assert not is_there(stage)
+    folder = Path("artifacts/models/m")
+    folder.mkdir(parents=True)
+    (folder / "x").write_text("weights", encoding="utf-8")
+    jsonio.write_json(Path("artifacts/results/m/model.json"), {"files": manifest.describe(folder)})
+    assert is_there(stage)
+    (folder / "x").write_text("others!", encoding="utf-8")
+    assert not is_there(stage)
+    assert not is_there("calibrate@docs.m")
+    jsonio.write_json(Path("calib_data/docs.m/tokens.json"), {"input_ids": []})
+    assert is_there("calibrate@docs.m")
 
 
 def test_facts_of_a_model_stay_as_they_are_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,7 @@ def test_cells_of_gpus_are_planned_and_not_measured_here(params: Params) -> None
     gpu = [c for c in made["cells"] if c["target"] != "cpu"]
     assert {c["target"] for c in gpu} == {
         "h200",
+        "h200-x2",
         "h100",
         "l40s",
         "a100-80g",
