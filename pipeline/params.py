@@ -20,6 +20,7 @@ from pipeline.specs import (
     Recipe,
     Target,
     Task,
+    TrtllmRuntime,
 )
 from pipeline.specs_check import cross_check
 from pipeline.speed.workloads import Lengths, Point, Workload
@@ -95,6 +96,7 @@ def _known_keys(parents: list[Any]) -> list[str]:
         "tasks": Task,
         "evaluation": Evaluation,
         "matrix": MatrixRow,
+        "trtllm": TrtllmRuntime,
     }
     if not parents:
         return list(Params.model_fields)

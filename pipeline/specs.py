@@ -147,6 +147,20 @@ class Evaluation(_Strict):
     noise_floor: NoiseFloor | None = None
 
 
+class TrtllmRuntime(_Strict):
+    """How TensorRT-LLM is reached, for `trtllm-engine` and `trtllm-bundle`.
+
+    `version` is the one to plan for; `prefix` stands before its commands (a container command), else they are on PATH;
+    `container` is the image that a package names; `build` holds flags of trtllm-build, without dashes.
+    """
+
+    version: str | None = None
+    prefix: list[str] = Field(default_factory=list)
+    container: str | None = None
+    build: dict[str, Any] = Field(default_factory=dict)
+    build_timeout_s: float = Field(default=7200, gt=0)
+
+
 class MatrixRow(_Strict):
     """A product of ids.
 
@@ -174,6 +188,7 @@ class Params(_Strict):
     benchmark: list[Id]
     benchmark_gpu: list[Id] = Field(default_factory=list)
     serving: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    trtllm: dict[Literal["trtllm-engine", "trtllm-bundle"], TrtllmRuntime] = Field(default_factory=dict)
     baseline: Id
     allow_unknown: list[str] = Field(default_factory=list, description="format.runtime.target to serve though unknown")
     matrix: list[MatrixRow]
