@@ -141,7 +141,7 @@ def checkpoint_path(model: str, recipe_id: str, recipe: Recipe, producer: Produc
 
     `producer` is the one whose artifact is meant, the recipe's first one if None.
     """
-    if recipe.backend == "none":
+    if recipe.backend == "none" and (producer is None or producer.layout == "hf"):
         return f"artifacts/models/{model}"
     return f"artifacts/checkpoints/{(producer or first_producer(recipe)).id(model, recipe_id, recipe)}"
 

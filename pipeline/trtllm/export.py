@@ -124,9 +124,8 @@ def mend_config(made: Mapping[str, Any], source: Mapping[str, Any], fmt: str, gr
         quantization |= {"quant_algo": kind.algo, "exclude_modules": ["lm_head"]}
     if kind.grouped:
         quantization["group_size"] = group
-        quantization.setdefault("has_zero_point", False)
         if fmt != "nvfp4":
-            quantization["pre_quant_scale"] = prequant
+            quantization |= {"has_zero_point": False, "pre_quant_scale": prequant}
     config["quantization"] = quantization
     config["rank"] = 0  # ModelOpt leaves the last rank's number there; every rank reads this file
     return config

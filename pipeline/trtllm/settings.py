@@ -55,7 +55,8 @@ def check_settings(params: Params, where: str) -> None:
         refuse_old(own.build, f"{place}.build")
         if own.build and runtime == "trtllm-bundle":
             raise InputError(f"{place}.build: a bundle is not built; put serving options under serving.trtllm-bundle-cuda.")
-        arguments("build", version, own.build, f"{place}.build") if own.build else None
+        if own.build:
+            arguments("build", version, own.build, f"{place}.build")
         fixed = sorted(set(own.build) & {"checkpoint_dir", "output_dir", "dry_run"})
         if fixed:
             raise InputError(f"{place}.build: {fixed[0]} is set by this project; leave it out.")

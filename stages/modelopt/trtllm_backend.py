@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,33 +12,10 @@ import torch
 from modelopt.torch.export import export_tensorrt_llm_checkpoint
 from transformers import AutoModelForCausalLM
 
-from stages.modelopt.backend import batches
+from stages.modelopt.backend import batches, config_of
 
-# (format, algorithm) -> preset of mtq; what is missing is exported unquantized (bf16, and weight-only, which trtllm-build
-# quantizes).
-PRESETS = {
-    ("fp8-tensor", "max"): "FP8_DEFAULT_CFG",
-    ("fp8-channel-token", "rtn"): "FP8_PER_CHANNEL_PER_TOKEN_CFG",
-    ("int8-w8a8", "smoothquant"): "INT8_SMOOTHQUANT_CFG",
-    ("int4-w4a16", "awq"): "INT4_AWQ_CFG",
-    ("int4-w4a16", "rtn"): "INT4_BLOCKWISE_WEIGHT_ONLY_CFG",
-    ("int4-w4a8", "awq"): "W4A8_AWQ_BETA_CFG",
-    ("nvfp4", "max"): "NVFP4_DEFAULT_CFG",
-}
+# Exported as they are: bf16, and weight-only, which trtllm-build quantizes itself.
 UNQUANTIZED = ("bf16", "int8-w8a16")
-
-
-def set_group(config: Any, size: int) -> None:
-    """Set the columns that share a scale wherever a preset names blocks, in place."""
-    if isinstance(config, dict):
-        blocks = config.get("block_sizes")
-        if isinstance(blocks, dict) and -1 in blocks:
-            blocks[-1] = size
-        for value in config.values():
-            set_group(value, size)
-    elif isinstance(config, list):
-        for value in config:
-            set_group(value, size)
 
 
 @contextmanager
@@ -72,11 +48,7 @@ def quantize(model: torch.nn.Module, recipe: dict[str, Any], calib_ids: list[lis
             for batch in batches(calib_ids):
                 m(torch.tensor(batch, device=device))
 
-    config = copy.deepcopy(getattr(mtq, PRESETS[recipe["format"], recipe["algorithm"]]))
-    if recipe["format"] in ("int4-w4a16", "int4-w4a8"):
-        set_group(config["quant_cfg"], recipe["group_size"])
-    if recipe.get("kv_cache") == "fp8":
-        config["quant_cfg"] += copy.deepcopy(mtq.FP8_KV_CFG["quant_cfg"])
+    config = config_of(recipe)
     if recipe["format"] != "nvfp4" or device.type == "cuda":
         mtq.quantize(model, config, forward if calib_ids else None)
         return
