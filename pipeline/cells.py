@@ -27,7 +27,9 @@ class Cell(NamedTuple):
         """
         parts = name.split(".")
         if len(parts) != 4:
-            raise InputError(f"'{name}' is no cell: MODEL.RECIPE.RUNTIME.TARGET is needed; `python -m pipeline plan` lists them.")
+            raise InputError(
+                f"'{name}' is no cell: MODEL.RECIPE.RUNTIME.TARGET is needed; `python -m pipeline plan` lists them."
+            )
         return cls(*parts)
 
     @property

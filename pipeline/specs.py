@@ -166,6 +166,7 @@ class MatrixRow(_Strict):
 
     `measure: true` puts evaluate and benchmark of these cells in the default `dvc repro`; `measure: on-target` leaves
     them to `dvc repro --glob '*@*.<target>'` on a host that is the target, which makes the checkpoints there too.
+    `package: true` makes the packages of TensorRT-LLM's cells here, though nothing is built or measured.
     """
 
     models: list[Id]
@@ -173,6 +174,7 @@ class MatrixRow(_Strict):
     runtimes: list[Id]
     targets: list[Id]
     measure: bool | Literal["on-target"] = False
+    package: bool = False
 
 
 class Params(_Strict):

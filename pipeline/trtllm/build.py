@@ -74,13 +74,15 @@ def need_checkpoint(plan: Deployment) -> RankCheckpoint:
     """
     if not is_rank_checkpoint(plan.checkpoint):
         raise InputError(
-            f"{plan.checkpoint} holds no TensorRT-LLM checkpoint. Run `python -m pipeline trtllm export {plan.cell.name}` first; "
+            f"{plan.checkpoint} holds no TensorRT-LLM checkpoint. Run `python -m pipeline trtllm export "
+            f"{plan.cell.name}` first; "
             "it needs no GPU."
         )
     found = RankCheckpoint.open(plan.checkpoint)
     if found.split != plan.split:
         raise InputError(
-            f"{plan.checkpoint} has tensor parallel {found.split.tp} x pipeline {found.split.pp}, the plan {plan.split.tp} x "
+            f"{plan.checkpoint} has tensor parallel {found.split.tp} x pipeline {found.split.pp}, the plan "
+            f"{plan.split.tp} x "
             f"{plan.split.pp}. Export it again."
         )
     lint = jsonio.read_json(Path("artifacts/results") / plan.checkpoint.name / "lint.json")
@@ -146,7 +148,8 @@ def run(command: list[str], cell: Cell, timeout_s: float, gpus_log: Environment 
             if time.monotonic() - start > timeout_s:
                 job.stop()
                 raise WorkError(
-                    f"trtllm-build of {cell.name} did not end within {timeout_s:.0f} s and was stopped; its log is {log}. Raise "
+                    f"trtllm-build of {cell.name} did not end within {timeout_s:.0f} s and was stopped; its log "
+                    f"is {log}. Raise "
                     "trtllm.trtllm-engine.build_timeout_s in params.yaml if it was still at work, and run it again."
                 )
             if time.monotonic() >= beat:
@@ -164,7 +167,9 @@ def failure(code: int, cell: Cell, log: Path) -> QuantpressError:
     text = log.read_text(encoding="utf-8", errors="replace")
     again = f"Its log is {log}; run `python -m pipeline trtllm build {cell.name}` again when that is mended."
     if any(word in text for word in FULL_DISK):
-        return WorkError(f"trtllm-build of {cell.name} ran out of disk. Free some; nothing half-built was kept. {again}")
+        return WorkError(
+            f"trtllm-build of {cell.name} ran out of disk. Free some; nothing half-built was kept. {again}"
+        )
     if code > 128:
         number = code - 128
         name = signal.Signals(number).name if number in [s.value for s in signal.Signals] else f"signal {number}"
@@ -188,7 +193,9 @@ def finish(
     missing = [f"rank{r}.engine" for r in range(plan.split.world_size) if not (scratch / f"rank{r}.engine").is_file()]
     missing += [] if (scratch / "config.json").is_file() else ["config.json"]
     if missing:
-        raise WorkError(f"trtllm-build of {plan.cell.name} ended well and left no {', '.join(missing)}; nothing was kept.")
+        raise WorkError(
+            f"trtllm-build of {plan.cell.name} ended well and left no {', '.join(missing)}; nothing was kept."
+        )
     timing = scratch / "model.cache"
     if timing.is_file():
         cache.parent.mkdir(parents=True, exist_ok=True)

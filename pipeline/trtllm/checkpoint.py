@@ -101,7 +101,7 @@ class Linear:
 
 
 def linears(sizes: Sizes, split: Split, rank: int) -> Iterator[Linear]:
-    """Yield the linear layers of the blocks that `rank` holds, with their sizes there; layers count from 0 on a stage."""
+    """Yield the linear layers of the blocks that `rank` holds and their sizes; a stage counts its layers from 0."""
     stage, per_stage = rank // split.tp, sizes.layers // split.pp
     width, inner = sizes.heads * sizes.head_size // split.tp, sizes.intermediate // split.tp
     kv = max(1, sizes.kv_heads // split.tp) * sizes.head_size

@@ -32,7 +32,8 @@ SERVE_FLAGS = (
 class Deployment(NamedTuple):
     """All that follows from params.yaml for one cell.
 
-    `values` and `reasons`: the serving parameters. `build`: arguments of trtllm-build after its name, None for a bundle.
+    `values` and `reasons`: the serving parameters. `build`: arguments of trtllm-build after its name, None for a
+    bundle.
     `serve`: the command without prefix, host and port. `yaml`: the content for --config. `notes`: what to know.
     """
 
@@ -90,7 +91,9 @@ def deployment(cell: Cell, params: Params, config: Mapping[str, Any], checkpoint
     if problems:
         raise InputError(f"{cell.name}: {'; '.join(problems)}.")
     build = arguments("build", version, {"checkpoint_dir": folder.as_posix(), "output_dir": "OUTPUT", **flags})
-    content = merge(document({k: v for k, v in made.values.items() if k not in FIXED_BY_ENGINE}, version), made.own_yaml)
+    content = merge(
+        document({k: v for k, v in made.values.items() if k not in FIXED_BY_ENGINE}, version), made.own_yaml
+    )
     need_known(content, f"serve.yaml of {cell.name}")
     notes = [] if group_of(recipe) is None else [f"weights in groups of {group_of(recipe)}"]
     return Deployment(*head, folder, build, flags, engine_command(cell, version, made.values), content, notes)

@@ -3,7 +3,8 @@
 ModelOpt 0.47 (export/model_config_export.py, run): with `inference_tensor_parallel` left at its default 0 every size is
 divided by zero ("integer modulo by zero"), so the split is always given. It looks for the rotary base at the top of
 config.json, where Transformers 5 does not write it, and loses it: TensorRT-LLM would take 10000. Plain INT4 blocks are
-written with pre_quant_scale true and without such tensors. Weight-only is left to trtllm-build, as in NVIDIA's own script.
+written with pre_quant_scale true and without such tensors. Weight-only is left to trtllm-build, as in NVIDIA's own
+script.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def engine_producer(recipe: Recipe, recipe_id: str) -> Producer:
     producer = producer_for(recipe, RUNTIME)
     if producer.layout != LAYOUT or recipe.format not in FORMATS:
         raise InputError(
-            f"recipes.{recipe_id}: no backend stores {recipe.format} by {recipe.algorithm} as a TensorRT-LLM checkpoint; "
+            f"recipes.{recipe_id}: no backend stores {recipe.format} by {recipe.algorithm} as a TensorRT-LLM "
+            "checkpoint; "
             f"formats that one holds: {', '.join(FORMATS)}. Use the runtime trtllm-bundle."
         )
     return producer

@@ -1,7 +1,8 @@
 """How a TensorRT-LLM checkpoint stores each kind of linear layer, and how to get W[out, in] back from it.
 
 Source: headers and numbers of ModelOpt 0.47's export_tensorrt_llm_checkpoint, run on a CPU with random weights, and the
-loader's rules (models/modeling_utils.py@01ea6d7). `o` and `i` are the rows and columns that a rank holds, `g` the group.
+loader's rules (models/modeling_utils.py@01ea6d7). `o` and `i` are the rows and columns that a rank holds, `g` the
+group.
 
 Where do I add one: one `Kind` here, and its `quant_algo` in FORMATS.
 """
@@ -40,7 +41,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Kind:
-    """One quant_algo. `error`: the largest relative RMS of an honest layer; `gain`: how far a row's gain may be from 1."""
+    """One quant_algo. `error`: largest relative RMS of an honest layer; `gain`: how far a row's gain may be from 1."""
 
     algo: str | None
     parts: tuple[Part, ...]
@@ -62,7 +63,8 @@ def _plain(raw: Raw, group: int) -> Floats:
 
 def _per_tensor(raw: Raw, group: int) -> Floats:
     """W = weight x weights_scaling_factor, one scale a tensor."""
-    return _values(raw, "weight") * _values(raw, "weights_scaling_factor").reshape(-1)[0]
+    out: Floats = _values(raw, "weight") * _values(raw, "weights_scaling_factor").reshape(-1)[0]
+    return out
 
 
 def _per_channel(raw: Raw, group: int) -> Floats:
@@ -77,7 +79,7 @@ def _smooth(raw: Raw, group: int) -> Floats:
 
 
 def int4_rows(packed: NDArray[Any]) -> NDArray[np.int8]:
-    """Unpack `[out/2, in]` bytes to `[out, in]` signed 4-bit numbers: the low half is the even row, two's complement."""
+    """Unpack `[out/2, in]` bytes to `[out, in]` signed 4-bit numbers: the low half is the even row."""
     octets = packed.view(np.uint8)
     out = np.empty((octets.shape[0] * 2, octets.shape[1]), dtype=np.int8)
     out[0::2], out[1::2] = octets & 15, octets >> 4
@@ -85,7 +87,7 @@ def int4_rows(packed: NDArray[Any]) -> NDArray[np.int8]:
 
 
 def _awq(raw: Raw, group: int) -> Floats:
-    """W = q x weights_scaling_factor[out, in/g] x prequant_scaling_factor[in]; the second scale of W4A8 is of activations."""
+    """W = q x weights_scaling_factor[out, in/g] x prequant_scaling_factor[in]; W4A8's second scale is not in it."""
     codes = int4_rows(raw["weight"][1]).astype(np.float32)
     out: Floats = codes * np.repeat(_values(raw, "weights_scaling_factor"), group, axis=1)
     if "prequant_scaling_factor" in raw:
@@ -114,7 +116,8 @@ _GROUPS = Part("weights_scaling_factor", ("F32", "BF16", "F16"), ("o", "i/g"), "
 _NIBBLES = Part("weight", ("I8", "U8"), ("o/2", "i"), "both")
 _AWQ_CONFIG = {"has_zero_point": False, "pre_quant_scale": True}
 
-# Bounds: relative RMS of random and of real weights is 0.027 (FP8), 0.008-0.02 (INT8), 0.12 (INT4 group 128), 0.095 (NVFP4);
+# Bounds: relative RMS of random and of real weights is 0.027 (FP8), 0.008-0.02 (INT8), 0.12 (INT4 group 128), 0.095
+# (NVFP4);
 # a foreign layer has 1.4, a doubled scale 1.0. A weight that stays in bf16 is equal to the last bit.
 KINDS: dict[str, Kind] = {
     "none": Kind(None, (Part("weight", FLOAT, ("o", "i"), "both"),), _plain, 0.0, 0.0),
@@ -143,8 +146,8 @@ KINDS: dict[str, Kind] = {
     "NVFP4": Kind(
         "NVFP4",
         (
-            Part("weight", ("U8",), ("o", "i/2"), "both"), Part("weights_scaling_factor", ("F8_E4M3",), ("o", "i/g"), "both"),
-            _SCALE_2, _INPUT,
+            Part("weight", ("U8",), ("o", "i/2"), "both"),
+            Part("weights_scaling_factor", ("F8_E4M3",), ("o", "i/g"), "both"), _SCALE_2, _INPUT,
         ),
         _nvfp4, 0.15, 0.3, True,
     ),

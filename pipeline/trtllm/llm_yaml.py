@@ -73,12 +73,13 @@ def problems(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 def _wrong(entry: Mapping[str, Any], value: Any) -> str | None:
     if value is None:
         return None
-    kind = entry["type"]
+    kind: str = entry["type"]
+    number: Any = value
     if not isinstance(value, _TYPES[kind]) or (kind in ("int", "float", "share") and isinstance(value, bool)):
         return f"{kind} is expected"
     if isinstance(value, float) and not math.isfinite(value):
         return "a finite number is expected"
-    if kind == "share" and not 0 <= value <= 1:
+    if kind == "share" and not 0 <= number <= 1:
         return "a share from 0 to 1 is expected"
     if "choices" in entry and value not in entry["choices"]:
         return f"known: {', '.join(entry['choices'])}"

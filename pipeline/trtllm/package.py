@@ -1,4 +1,4 @@
-"""Make the package of a cell of TensorRT-LLM: an engine's plan with its build command, or a bundle to serve as it is."""
+"""Make the package of a cell of TensorRT-LLM: an engine's plan and build command, or a bundle to serve as it is."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def _need_checkpoint(folder: Path, cell: Cell, producer: Producer, made_as: str)
         return
     if not (folder / HF_QUANT).is_file():
         raise WorkError(
-            f"{folder} has no {HF_QUANT}; config.json alone does not say group size and zero point, so TensorRT-LLM could "
+            f"{folder} has no {HF_QUANT}; config.json alone does not say group size and zero point, so "
+            "TensorRT-LLM could "
             f"misread it. Make it again: `uv run dvc repro -f quantize@{made_as}`."
         )
     if problem := why_not_quant_config(jsonio.read_json(folder / HF_QUANT), jsonio.read_json(folder / "config.json")):
@@ -184,18 +185,20 @@ def _script(path: Path, text: str) -> None:
 def launch_script(plan: Deployment) -> str:
     """Return the shell script that serves the cell from the repository's root, on loopback port 8000."""
     command = shlex.join([*plan.prefix, *listening(plan.serve, plan.version, "127.0.0.1", 8000)])
-    check = f"python -m pipeline verify {plan.cell.deploy.parent.as_posix()} || exit\n" if plan.build is not None else ""
+    check = (
+        f"python -m pipeline verify {plan.cell.deploy.parent.as_posix()} || exit\n" if plan.build is not None else ""
+    )
     variables = " ".join(f"{k}={v}" for k, v in VARIABLES.items())
     head = f"#!/bin/sh\n# Serve {plan.cell.name} with TensorRT-LLM {plan.version} ({plan.container}).\n"
     return f'{head}# Run from the root of the repository.\n{check}exec env {variables} {command} "$@"\n'
 
 
 def build_script(plan: Deployment) -> str:
-    """Return the shell script that builds the engine where no Python of this project is at hand; it leaves no sidecar."""
+    """Return the shell script that builds the engine where this project is not at hand; it leaves no sidecar."""
     made = [a if a != "OUTPUT" else plan.cell.engine.as_posix() for a in plan.build or []]
     return (
-        f"#!/bin/sh\n# What `python -m pipeline trtllm build {plan.cell.name}` runs on {plan.cell.target}. Prefer that command:\n"
-        "# it also checks the environment, keeps the log and writes the sidecar without which `verify` refuses the engine.\n"
+        f"#!/bin/sh\n# What `python -m pipeline trtllm build {plan.cell.name}` runs on {plan.cell.target}. Prefer it:\n"
+        "# it checks the environment too, keeps the log, and writes the sidecar without which `verify` says no.\n"
         f"exec {shlex.join([*plan.prefix, 'trtllm-build', *made])}\n"
     )
 

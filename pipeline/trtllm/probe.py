@@ -71,7 +71,9 @@ def probe(prefix: Sequence[str], gpus: Sequence[Mapping[str, str]], python: str 
             command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise HostError(f"The TensorRT-LLM environment did not answer ({type(error).__name__}): {command[0]}.") from None
+        raise HostError(
+            f"The TensorRT-LLM environment did not answer ({type(error).__name__}): {command[0]}."
+        ) from None
     return read_probe(done.stdout, done.stderr, gpus)
 
 
@@ -95,7 +97,7 @@ def read_probe(stdout: str, stderr: str, gpus: Sequence[Mapping[str, str]]) -> E
 
 
 def is_genuine(found: Mapping[str, Any]) -> bool:
-    """Say whether what was probed is an installed TensorRT-LLM: a distribution of its size, with torch for CUDA beside it.
+    """Say whether what was probed is an installed TensorRT-LLM: a distribution of its size, and torch for CUDA.
 
     Engines and results of anything else are marked and never shown as measured.
     """
@@ -117,6 +119,7 @@ def need_version(found: Environment, wanted: str, runtime: str) -> None:
         )
     if parse(found.tensorrt_llm) != parse(wanted):
         raise HostError(
-            f"The environment has TensorRT-LLM {found.tensorrt_llm} and the plan says {wanted}. Use its environment, or "
+            f"The environment has TensorRT-LLM {found.tensorrt_llm} and the plan says {wanted}. Use its "
+            "environment, or "
             f"set trtllm.{runtime}.version: {found.tensorrt_llm} in params.yaml and make the plan again."
         )

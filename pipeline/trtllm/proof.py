@@ -98,13 +98,17 @@ def check_config(made: RankCheckpoint, source: Mapping[str, Any], sizes: Sizes, 
         if config.get(key) != want:
             report.error("config-differs", "config.json", f"{key} is {config.get(key)!r}, the source has {want}.")
     if not isinstance(config.get("vocab_size"), int) or config["vocab_size"] < sizes.vocab:
-        report.error("config-differs", "config.json", f"vocab_size is {config.get('vocab_size')!r}, below {sizes.vocab}.")
+        report.error(
+            "config-differs", "config.json", f"vocab_size is {config.get('vocab_size')!r}, below {sizes.vocab}."
+        )
     base, scaling = rotary(source)
     if base is not None and float(config.get("rotary_base", 10000.0)) != base:
         said = config.get("rotary_base", "missing, which means 10000")
         report.error("rotary-base", "config.json", f"rotary_base is {said}; the source's rope_theta is {base:g}.")
     if scaling and not config.get("rotary_scaling"):
-        report.error("rotary-scaling", "config.json", f"the source scales its rotary embedding ({scaling}), config.json not.")
+        report.error(
+            "rotary-scaling", "config.json", f"the source scales its rotary embedding ({scaling}), config.json not."
+        )
     split = made.split
     if config["mapping"].get("world_size") != split.world_size:
         report.error(
@@ -134,7 +138,9 @@ def _check_quantization(
         report.error("quant-algo", "config.json", f"quant_algo {found.get('quant_algo')!r} is not known here.")
         return None
     if made.kind is not wanted:
-        report.error("quant-algo", "config.json", f"quant_algo is {found.get('quant_algo')}, {fmt} needs {wanted.algo}.")
+        report.error(
+            "quant-algo", "config.json", f"quant_algo is {found.get('quant_algo')}, {fmt} needs {wanted.algo}."
+        )
         return made.kind
     want = {"nvfp4": 16}.get(fmt, group_size)
     # Left out, the code of TensorRT-LLM takes 128 and its documentation says 64.
@@ -142,7 +148,9 @@ def _check_quantization(
         report.error("group-size", "config.json", f"group_size is {found.get('group_size')!r}, the recipe says {want}.")
     algo = found.get("kv_cache_quant_algo")
     if algo != {"fp8": "FP8"}.get(kv_cache):
-        report.error("kv-cache", "config.json", f"kv_cache_quant_algo is {algo!r}, the recipe's KV cache is {kv_cache}.")
+        report.error(
+            "kv-cache", "config.json", f"kv_cache_quant_algo is {algo!r}, the recipe's KV cache is {kv_cache}."
+        )
     return wanted
 
 
@@ -234,7 +242,9 @@ def _check_values(
             wanted = rows_of_source(sizes, made.split, rank, source, layer)
             raw = made.parts(rank, layer.name)
             if broken := _not_finite(raw):
-                report.error("not-finite", f"rank{rank}: {layer.name}.{broken}", f"{broken} holds NaN, infinity or zeros.")
+                report.error(
+                    "not-finite", f"rank{rank}: {layer.name}.{broken}", f"{broken} holds NaN, infinity or zeros."
+                )
                 continue
             error, gain = distance(wanted, kind.decode(raw, group))
             if error > worst:
@@ -251,7 +261,8 @@ def _judge(
     if error > bound:
         report.error(
             "values", f"rank{rank}: {layer.name}",
-            f"{layer.name} of rank{rank} is {error:.3f} (relative RMS) from {' + '.join(layer.sources)}; {kind.algo or 'bf16'} "
+            f"{layer.name} of rank{rank} is {error:.3f} (relative RMS) from {' + '.join(layer.sources)}; "
+            f"{kind.algo or 'bf16'} "
             f"allows {bound:g}.",
         )  # fmt: skip
     elif gain > limit:
@@ -300,7 +311,10 @@ def _check_plain(made: RankCheckpoint, source: Checkpoint, sizes: Sizes, report:
         for name, there in names.items():
             if name in made.ranks[rank]:
                 _equal(made, rank, name, np.asarray(source.read(there), np.float32), report)
-        for name, there in (("transformer.vocab_embedding.weight", "model.embed_tokens.weight"), ("lm_head.weight", head)):
+        for name, there in (
+            ("transformer.vocab_embedding.weight", "model.embed_tokens.weight"),
+            ("lm_head.weight", head),
+        ):
             if name in made.ranks[rank]:
                 rows = made.ranks[rank][name].shape[0]
                 begin = (rank % split.tp) * rows

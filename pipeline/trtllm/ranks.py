@@ -1,7 +1,9 @@
 """Rank arithmetic of a TensorRT-LLM checkpoint: which rank holds which rows, columns, heads and layers.
 
-Rank r of tp x pp ranks is tensor rank r % tp of pipeline stage r // tp (docs/source/legacy/architecture/checkpoint.md@10c1d59).
-Column-parallel layers (qkv, fc, gate, lm_head) are cut along their outputs, row-parallel ones (dense, proj) along their inputs.
+Rank r of tp x pp ranks is tensor rank r % tp of pipeline stage r // tp
+(docs/source/legacy/architecture/checkpoint.md@10c1d59).
+Column-parallel layers (qkv, fc, gate, lm_head) are cut along their outputs, row-parallel ones (dense, proj) along
+their inputs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What params.yaml says of TensorRT-LLM: versions, the environment's prefix, build flags; and the values of one cell."""
+"""What params.yaml says of TensorRT-LLM: versions, the environment's prefix, build flags; the values of one cell."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Chosen(NamedTuple):
 
 def settings(params: Params, runtime: str) -> TrtllmRuntime:
     """Return the user's settings of a runtime, with the version that the support matrix plans for if none is given."""
-    own = params.trtllm.get(runtime) or TrtllmRuntime()
+    own = {str(name): given for name, given in params.trtllm.items()}.get(runtime) or TrtllmRuntime()
     version = own.version or tables()[runtime].planned_version["cuda"]
     return own.model_copy(update={"version": version})
 
@@ -54,7 +54,9 @@ def check_settings(params: Params, where: str) -> None:
         own = settings(params, runtime)
         refuse_old(own.build, f"{place}.build")
         if own.build and runtime == "trtllm-bundle":
-            raise InputError(f"{place}.build: a bundle is not built; put serving options under serving.trtllm-bundle-cuda.")
+            raise InputError(
+                f"{place}.build: a bundle is not built; put serving options under serving.trtllm-bundle-cuda."
+            )
         if own.build:
             arguments("build", version, own.build, f"{place}.build")
         fixed = sorted(set(own.build) & {"checkpoint_dir", "output_dir", "dry_run"})
@@ -85,7 +87,9 @@ def chosen(params: Params, ids: CellIds, config: Mapping[str, Any]) -> Chosen:
     named = {name: value for name, value in flat(own).items() if name in known}
     values |= named
     reasons |= {name: "yours, from params.yaml" for name in named if name not in reasons}
-    rest = _other_keys(own, {spelling for p in known.values() for place, spelling in p.spellings.items() if place == "yaml"})
+    rest = _other_keys(
+        own, {spelling for p in known.values() for place, spelling in p.spellings.items() if place == "yaml"}
+    )
     split = Split(int(values.get("tensor_parallel_size", 1)), int(values.get("pipeline_parallel_size", 1)))
     need_gpus(split, params.targets[ids.target].count, ids.target)
     return Chosen(values, reasons, rest, split, values.get("moe_expert_parallel_size"))
@@ -99,7 +103,8 @@ def need_gpus(split: Split, count: int, target: str) -> None:
     """
     if split.world_size > count:
         raise InputError(
-            f"tensor parallel {split.tp} x pipeline parallel {split.pp} needs {split.world_size} GPUs and target {target} has "
+            f"tensor parallel {split.tp} x pipeline parallel {split.pp} needs {split.world_size} GPUs and "
+            f"target {target} has "
             f"count: {count} in params.yaml."
         )
 

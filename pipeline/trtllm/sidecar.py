@@ -1,8 +1,9 @@
-"""The sidecar of an engine: what TensorRT-LLM's own config.json leaves out, and what an engine is checked by before loading.
+"""The sidecar of an engine: what TensorRT-LLM's own config.json leaves out, and what is checked before loading.
 
-A plan file fits one SM, one TensorRT, one TensorRT-LLM and one number of ranks. Loading another ends in messages such as
-"expecting compute 9.0 got compute 8.9" (TensorRT-LLM issues 3031, 222), "Version tag does not match" (tensorrtllm_backend
-issue 531) or "Engine world size (2 * 1) != Runtime world size (1)" (issues 753, 1992). Here both sides are named.
+A plan file fits one SM, one TensorRT, one TensorRT-LLM and one number of ranks. Loading another ends in messages such
+as "expecting compute 9.0 got compute 8.9" (TensorRT-LLM issues 3031, 222), "Version tag does not match"
+(tensorrtllm_backend issue 531) or "Engine world size (2 * 1) != Runtime world size (1)" (issues 753, 1992). Here both
+sides are named.
 """
 
 from __future__ import annotations
@@ -43,13 +44,16 @@ def read_sidecar(engine: Path) -> dict[str, Any]:
     path = engine / NAME
     if not path.is_file():
         raise InputError(
-            f"{engine} has no {NAME}: its build did not end, or this project did not make it, so nothing says which GPU and "
+            f"{engine} has no {NAME}: its build did not end, or this project did not make it, so nothing says "
+            "which GPU and "
             "versions it is for. Build it again: `python -m pipeline trtllm build CELL`."
         )
     found = jsonio.read_json(path)
     missing = [key for key in KEYS if not isinstance(found, dict) or key not in found]
     if missing or found["schema"] != SCHEMA:
-        raise InputError(f"{path} is no engine sidecar (it lacks {', '.join(missing[:3]) or 'its schema'}). Build it again.")
+        raise InputError(
+            f"{path} is no engine sidecar (it lacks {', '.join(missing[:3]) or 'its schema'}). Build it again."
+        )
     return dict(found)
 
 
@@ -97,7 +101,8 @@ def need_same_host(sidecar: Mapping[str, Any], here: Environment, engine: Path) 
     if wrong:
         said = "; ".join(f"{d.name}: built with {_text(d.built)}, running {_text(d.here)}" for d in wrong)
         raise HostError(
-            f"{engine} is not for this host: {said}. Build it here: `python -m pipeline trtllm build {sidecar['cell']}`."
+            f"{engine} is not for this host: {said}. Build it here: `python -m pipeline trtllm build "
+            f"{sidecar['cell']}`."
         )
 
 
@@ -109,7 +114,8 @@ def need_world(sidecar: Mapping[str, Any], tp: int, pp: int, engine: Path) -> No
     """
     if (sidecar["tp"], sidecar["pp"]) != (tp, pp):
         raise InputError(
-            f"{engine} was built for tensor parallel {sidecar['tp']} x pipeline {sidecar['pp']}, the plan says {tp} x {pp}. "
+            f"{engine} was built for tensor parallel {sidecar['tp']} x pipeline {sidecar['pp']}, the plan says "
+            f"{tp} x {pp}. "
             f"Build it again: `python -m pipeline trtllm build {sidecar['cell']}`."
         )
 

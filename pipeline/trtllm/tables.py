@@ -26,7 +26,7 @@ class Flag(NamedTuple):
     aliases: tuple[str, ...]
     source: str
     deprecated: str | None = None
-    raises_on_sm: Mapping[int, str] = {}  # noqa: RUF012
+    raises_on_sm: Mapping[int, str] = {}
     note: str | None = None
 
 

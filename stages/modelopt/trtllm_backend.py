@@ -52,7 +52,8 @@ def quantize(model: torch.nn.Module, recipe: dict[str, Any], calib_ids: list[lis
     if recipe["format"] != "nvfp4" or device.type == "cuda":
         mtq.quantize(model, config, forward if calib_ids else None)
         return
-    # Without CUDA the dynamic block quantizer cannot run forward ("amax must be a CUDA tensor"). Its static scale is the
+    # Without CUDA the dynamic block quantizer cannot run forward ("amax must be a CUDA tensor"). Its static scale is
+    # the
     # peak of what enters a layer, which the unquantized model gives as well.
     with input_peaks(model) as peaks:
         forward(model)
@@ -66,7 +67,7 @@ def quantize(model: torch.nn.Module, recipe: dict[str, Any], calib_ids: list[lis
 def export(
     source: Path, out: Path, recipe: dict[str, Any], calib_ids: list[list[int]], split: tuple[int, int], decoder: str
 ) -> None:
-    """Quantize the checkpoint `source` and write its TensorRT-LLM checkpoint of `split` (tensor, pipeline ranks) to `out`."""
+    """Quantize `source` and write its TensorRT-LLM checkpoint of `split` (tensor, pipeline ranks) to `out`."""
     torch.manual_seed(0)
     remote = bool(recipe.get("trust_remote_code"))
     model = AutoModelForCausalLM.from_pretrained(source, dtype="auto", trust_remote_code=remote).eval()

@@ -1,4 +1,4 @@
-"""Make a TensorRT-LLM checkpoint: `python -m pipeline run modelopt trtllm_checkpoint --model M --recipe R --tp 1 --pp 1`."""
+"""Make a TensorRT-LLM checkpoint: `python -m pipeline run modelopt trtllm_checkpoint --model M ... --tp 1 --pp 1`."""
 
 from __future__ import annotations
 
