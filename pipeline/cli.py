@@ -5,10 +5,22 @@ from __future__ import annotations
 import argparse
 import sys
 
-from pipeline.commands import Call, choice, evidence, packing, planning, proving, running, showing, sizing, support
+from pipeline.commands import (
+    Call,
+    choice,
+    evidence,
+    packing,
+    planning,
+    proving,
+    running,
+    showing,
+    sizing,
+    support,
+    trtllm,
+)
 from pipeline.errors import QuantpressError
 
-GROUPS = (planning, support, sizing, proving, evidence, choice, showing, running, packing)
+GROUPS = (planning, support, sizing, proving, evidence, choice, trtllm, showing, running, packing)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -58,7 +58,7 @@ SUCCESSORS = {"auto-gptq": "gptqmodel"}
 # backend -> what it stores, as `quant_method` names it; the first one is what its quantize stage writes.
 # `modelopt-trtllm` is ModelOpt's TensorRT-LLM checkpoint, which trtllm-build reads.
 LAYOUTS_OF = {
-    "none": ("hf",),
+    "none": ("hf", "modelopt-trtllm"),
     "modelopt": ("modelopt", "modelopt-trtllm"),
     "llmcompressor": ("compressed-tensors",),
     "gptqmodel": ("gptq",),

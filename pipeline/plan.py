@@ -20,8 +20,9 @@ from pipeline.plan_on_target import on_target
 from pipeline.producers import Producer, first_producer, needs_calibration, producer_for, served
 from pipeline.shapes import config_of
 from pipeline.sources import Source
-from pipeline.specs import Params, Recipe
+from pipeline.specs import MatrixRow, Params, Recipe
 from pipeline.support import runtimes
+from pipeline.trtllm.planning import TENSORRT_LLM, engine_problem
 
 PLAN = Path("pipeline/plan.yaml")
 HEADER = "# Generated from params.yaml by `python -m pipeline plan`. Do not edit; `plan --check` fails when stale.\n"
@@ -64,7 +65,9 @@ def _expand(params: Params, configs: dict[str, dict[str, Any]]) -> dict[str, Any
                 for runtime, target in itertools.product(row.runtimes, row.targets):
                     ids = (model, recipe, runtime, target)
                     if ".".join(ids) not in {c["cell"] for c in plan["cells"]}:
-                        _cell(plan, params, ids, row.measure)
+                        _cell(plan, params, ids, row)
+                        if problem := engine_problem(params, ids, configs.get(model)):
+                            plan["cells"][-1] |= {"verdict": "refused", "reason": problem}
     plan["refusals"] = [{"what": what, **why} for what, why in refused.items()]
     return plan
 
@@ -141,7 +144,7 @@ def checkpoint_path(model: str, recipe_id: str, recipe: Recipe, producer: Produc
 
     `producer` is the one whose artifact is meant, the recipe's first one if None.
     """
-    if recipe.backend == "none":
+    if recipe.backend == "none" and (producer is None or producer.layout == "hf"):
         return f"artifacts/models/{model}"
     return f"artifacts/checkpoints/{(producer or first_producer(recipe)).id(model, recipe_id, recipe)}"
 
@@ -171,8 +174,9 @@ def _checkpoint(plan: dict[str, Any], params: Params, model: str, recipe_id: str
     plan["quantize"][key] = {"model": model, "recipe": recipe_id, "env": producer.backend, "needs": needs}
 
 
-def _cell(plan: dict[str, Any], params: Params, ids: tuple[str, str, str, str], measure: bool | str) -> None:
+def _cell(plan: dict[str, Any], params: Params, ids: tuple[str, str, str, str], row: MatrixRow) -> None:
     model, recipe, runtime, target = ids
+    measure = row.measure
     name = ".".join(ids)
     spec = params.recipes[recipe]
     producer = producer_for(spec, runtime)
@@ -187,6 +191,8 @@ def _cell(plan: dict[str, Any], params: Params, ids: tuple[str, str, str, str], 
     plan["checkpoints"][made] = {"model": model, "recipe": recipe, **producer._asdict()}
     if measure == "on-target":
         plan["checkpoints"][made]["made_on"] = target
+    if row.package and serves and runtime in TENSORRT_LLM:
+        plan["package"][name] = place | package_inputs(params, model, recipe, runtime, producer)
     if measure is not True:
         return
     if key != f"{model}.{recipe}":
@@ -209,6 +215,19 @@ def _cell(plan: dict[str, Any], params: Params, ids: tuple[str, str, str, str], 
         "reference": facts_path(model) if is_baseline else f"artifacts/raw/{baseline}/eval/reference",
         "beside": facts_path(model) if is_baseline else f"artifacts/packages/{baseline}/deploy/manifest.json",
     }
+
+
+def package_inputs(params: Params, model: str, recipe: str, runtime: str, producer: Producer) -> dict[str, str]:
+    """Return what a package of TensorRT-LLM is made from; an engine is planned from the model, before its export."""
+    spec = params.recipes[recipe]
+    if runtime == "trtllm-engine":
+        spec, recipe, producer = (
+            params.recipes[params.baseline],
+            params.baseline,
+            first_producer(params.recipes[params.baseline]),
+        )
+    key = producer.id(model, recipe, spec)
+    return {"checkpoint": checkpoint_path(model, recipe, spec, producer), "lint": f"artifacts/results/{key}/lint.json"}
 
 
 def known_configs(root: Path, params: Params) -> dict[str, dict[str, Any]]:

@@ -70,3 +70,8 @@ def lock_sha256(env: str) -> str:
     if not path.is_file():
         raise WorkError(f"{path} is missing: run `uv lock --project stages/{env}`.")
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def lock_hashes(*environments: str | None) -> dict[str, str]:
+    """Return the lock's sha256 of each environment of stages/; what a user brings (TensorRT-LLM) has none here."""
+    return {env: lock_sha256(env) for env in environments if env and (Path("stages") / env).is_dir()}

@@ -20,13 +20,16 @@ from pipeline.manifest import verify
 from pipeline.package import Cell, server_arguments, server_environment, server_variables
 from pipeline.runstage import child_env, env_python, installation
 from pipeline.specs import Params
+from pipeline.trtllm import serving as trtllm
+from pipeline.trtllm.planning import TENSORRT_LLM
+from pipeline.trtllm.probe import Environment
 
 READY_TIMEOUT_S = 900.0
 # What a server's log says of the kernels it chose. One table for every runtime that writes such lines.
 LOG_FACTS = {
     "kernels": re.compile(r"(?:Selected|Using) (\w*(?:Linear|ScaledMM)\w*|Machete\w*|Marlin\w*|Cutlass\w*) for (\w+)"),
     "attention_backend": re.compile(r"Using (\w+) (?:attention )?backend|Using AttentionBackendEnum\.(\w+)"),
-    "kv_cache_tokens": re.compile(r"KV cache size: ([\d,]+) tokens"),
+    "kv_cache_tokens": re.compile(r"KV cache size: ([\d,]+) tokens|max tokens in paged KV cache \(([\d,]+)\)"),
 }
 FALLBACKS = re.compile(r"emulat|fall(?:ing)? ?back|not supported.*using", re.IGNORECASE)
 
@@ -34,9 +37,14 @@ FALLBACKS = re.compile(r"emulat|fall(?:ing)? ?back|not supported.*using", re.IGN
 class Server:
     """One running server on loopback. Use as a context manager; `wait_ready` before the first request."""
 
-    def __init__(self, cell: Cell, params: Params, log: Path, threads: int) -> None:
-        """Describe the server; `threads` are the compute threads that a CPU runtime gets."""
+    def __init__(self, cell: Cell, params: Params, log: Path, threads: int, stand_in: bool = False) -> None:
+        """Describe the server; `threads` are the compute threads that a CPU runtime gets.
+
+        `stand_in` lets something else than TensorRT-LLM serve (tests of the plumbing); its facts say `genuine: false`.
+        """
         self.cell, self.log = cell, log
+        self._stand_in = stand_in
+        self._brought: Environment | None = None
         self.target = cell.check(params)
         self.threads = threads
         self.port = free_port()
@@ -56,7 +64,9 @@ class Server:
         host.need_target(self.target, self.cell.target)
         manifest = verify(self.cell.deploy)
         env = server_environment(self.cell, self.target)
-        if env is None:
+        if self.cell.runtime in TENSORRT_LLM:
+            self._brought = trtllm.ready_to_start(self.cell, manifest, host.gpus(), self._stand_in)
+        elif env is None:
             raise HostError(f"No environment here serves {self.cell.runtime} on {self.cell.target}.")
         check_port(self.port)
         variables = server_variables(self.cell.runtime, self.target.device)
@@ -69,8 +79,9 @@ class Server:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._sink = self.log.open("wb")
         self._start = time.monotonic()
-        # The command begins with `python`: the one of the environment that holds the runtime.
-        self._job = Guarded([env_python(env), *arguments[1:]], child_env(**variables), self._sink)
+        # The command begins with `python`: the one of the environment that holds the runtime, if none is brought.
+        command = arguments if env is None else [env_python(env), *arguments[1:]]
+        self._job = Guarded(command, child_env(**variables), self._sink)
         return self
 
     def __exit__(
@@ -142,17 +153,24 @@ class Server:
                 version = json.load(answer).get("version")
         except (urllib.error.URLError, OSError, ValueError):
             version = None
+        env = server_environment(self.cell, self.target)
         return {
             "runtime": self.cell.runtime,
             "version": version,
-            "environment": server_environment(self.cell, self.target),
-            "installation": installation(str(server_environment(self.cell, self.target))),
+            "environment": env,
+            "installation": installation(env) if env else None,
+            **(trtllm.facts(self._brought) if self._brought else {}),
             **read_log(self.log.read_text(encoding="utf-8", errors="replace")),
             "command": self.command,
             "threads": self.threads,
             "startup_s": self.startup_s,
             "log": self.log.as_posix(),
         }
+
+
+def no_prompt_logprobs(runtime: str) -> str | None:
+    """Return why a runtime's server scores no prompts, or None where it does."""
+    return trtllm.NO_PROMPT_LOGPROBS if runtime in TENSORRT_LLM else None
 
 
 def read_log(text: str) -> dict[str, Any]:
@@ -164,7 +182,7 @@ def read_log(text: str) -> dict[str, Any]:
     return {
         "kernels": kernels,
         "attention_backend": (backend[1] or backend[2]) if backend else None,
-        "kv_cache_tokens": int(tokens[1].replace(",", "")) if tokens else None,
+        "kv_cache_tokens": int((tokens[1] or tokens[2]).replace(",", "")) if tokens else None,
         "fallback_notes": notes[:5],
     }
 
@@ -172,7 +190,8 @@ def read_log(text: str) -> dict[str, Any]:
 def death_reason(log: Path) -> str:
     """Return the most telling error line of a server's log: the first exception, not the last."""
     text = log.read_text(encoding="utf-8", errors="replace")
-    pattern = re.compile(r"((?:\w+\.)*\w*(?:Error|Exception)\b: .*|.*address already in use.*|.*Killed.*)")
+    errors = r"(?:\w+\.)*\w*(?:Error|Exception)\b: .*|.*address already in use.*|.*Killed.*"
+    pattern = re.compile(rf"({errors}|\[(?:TRT|TensorRT)-LLM\] ?\[E.*)")
     found = [
         match[1].strip() for match in pattern.finditer(text) if "Engine core initialization failed" not in match[1]
     ]

@@ -148,11 +148,26 @@ class Evaluation(_Strict):
     noise_floor: NoiseFloor | None = None
 
 
+class TrtllmRuntime(_Strict):
+    """How TensorRT-LLM is reached, for `trtllm-engine` and `trtllm-bundle`.
+
+    `version` is the one to plan for; `prefix` stands before its commands (a container command), else they are on PATH;
+    `container` is the image that a package names; `build` holds flags of trtllm-build, without dashes.
+    """
+
+    version: str | None = None
+    prefix: list[str] = Field(default_factory=list)
+    container: str | None = None
+    build: dict[str, Any] = Field(default_factory=dict)
+    build_timeout_s: float = Field(default=7200, gt=0)
+
+
 class MatrixRow(_Strict):
     """A product of ids.
 
     `measure: true` puts evaluate and benchmark of these cells in the default `dvc repro`; `measure: on-target` leaves
     them to `dvc repro --glob '*@*.<target>'` on a host that is the target, which makes the checkpoints there too.
+    `package: true` makes the packages of TensorRT-LLM's cells here, though nothing is built or measured.
     """
 
     models: list[Id]
@@ -160,6 +175,7 @@ class MatrixRow(_Strict):
     runtimes: list[Id]
     targets: list[Id]
     measure: bool | Literal["on-target"] = False
+    package: bool = False
 
 
 class Params(_Strict):
@@ -176,6 +192,7 @@ class Params(_Strict):
     benchmark_gpu: list[Id] = Field(default_factory=list)
     slos: dict[Id, Slo] = Field(default_factory=dict)
     serving: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    trtllm: dict[Literal["trtllm-engine", "trtllm-bundle"], TrtllmRuntime] = Field(default_factory=dict)
     baseline: Id
     allow_unknown: list[str] = Field(default_factory=list, description="format.runtime.target to serve though unknown")
     matrix: list[MatrixRow]

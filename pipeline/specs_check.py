@@ -13,6 +13,7 @@ from pipeline.shapes import shapes
 from pipeline.sources import Source
 from pipeline.specs import Model, Params, Recipe
 from pipeline.support import runtimes
+from pipeline.trtllm.settings import check_settings
 
 
 def cross_check(params: Params, path: Path) -> None:
@@ -91,6 +92,7 @@ def _check_workloads(params: Params, where: str) -> None:
     for key in params.serving:
         if key not in known:
             raise unknown("runtime and device", key, known, f"{where} (serving)")
+    check_settings(params, where)  # before check_serving: an old name is told by its name, not by its value
     check_serving(params, where)
 
 

@@ -13,6 +13,8 @@ def _lint(args: argparse.Namespace) -> int:
     from pipeline import jsonio
     from pipeline.lint import lint
     from pipeline.params import load_params
+    from pipeline.trtllm.checkpoint import is_rank_checkpoint
+    from pipeline.trtllm.proof import prove
 
     params = load_params(PARAMS)
     if args.recipe not in params.recipes:
@@ -20,14 +22,11 @@ def _lint(args: argparse.Namespace) -> int:
     if args.model not in params.models:
         raise unknown("model", args.model, params.models, "params.yaml")
     recipe = params.recipes[args.recipe]
-    result = lint(
-        args.checkpoint,
-        Path("artifacts/models") / args.model,
-        recipe.format,
-        recipe.group_size,
-        recipe.algorithm,
-        recipe.kv_cache,
-    )
+    source = Path("artifacts/models") / args.model
+    # A TensorRT-LLM checkpoint has ranks instead of shards, and rules of its own.
+    rule = prove if is_rank_checkpoint(args.checkpoint) else lint
+    kv_first = (recipe.kv_cache, recipe.algorithm) if rule is prove else (recipe.algorithm, recipe.kv_cache)
+    result = rule(args.checkpoint, source, recipe.format, recipe.group_size, *kv_first)
     if args.out:
         jsonio.write_json(args.out, result)
     for finding in result["findings"]:
@@ -57,6 +56,12 @@ def _verify(args: argparse.Namespace) -> int:
 
     found = verify(args.package, args.root)
     print(f"{args.package}: whole, {len(found['checkpoint']['files'])} checkpoint files match their sha256.")
+    if found.get("runtime") == "trtllm-engine":
+        from pipeline.cells import Cell
+        from pipeline.params import load_params
+        from pipeline.trtllm.checking import check_engine
+
+        print(check_engine(Cell.parse(found["cell"]), load_params(PARAMS)))
     return 0
 
 

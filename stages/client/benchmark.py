@@ -15,7 +15,7 @@ from pipeline.errors import InputError
 from pipeline.making import arguments
 from pipeline.package import Cell, serve_options
 from pipeline.params import load_params
-from pipeline.program import lock_sha256, run_main, versions
+from pipeline.program import lock_hashes, run_main, versions
 from pipeline.serving import Server
 from pipeline.specs import Params
 from pipeline.speed import results
@@ -74,7 +74,7 @@ def main() -> None:
         "server": facts,
         "host": host.fingerprint(),
         "load_average": load_before,
-        "locks": {env: lock_sha256(env) for env in ("client", str(facts["candidate"]["environment"]))},
+        "locks": lock_hashes("client", facts["candidate"]["environment"]),
         "git_commit": host.git_commit(),
         "order": ", ".join(dict.fromkeys(params.workloads[n].sides for n in names)),
         "workloads": timed.workloads,

@@ -22,12 +22,12 @@ from pipeline.making import arguments
 from pipeline.package import Cell
 from pipeline.paired import compare_items
 from pipeline.params import load_params
-from pipeline.program import lock_sha256, run_main, versions
-from pipeline.serving import Server
+from pipeline.program import lock_hashes, run_main, versions
+from pipeline.serving import Server, no_prompt_logprobs
 from pipeline.shapes import SPEED_ONLY, is_random
 from pipeline.specs import Params
 from stages.client.asking import ask_canary, canary_prompts, held_out_rows, read_windows
-from stages.client.harness import Answered, context_length, run_task
+from stages.client.harness import Answered, context_length, run_task, scores_prompts
 
 SCHEMA = "quantpress.eval/2"
 
@@ -42,6 +42,7 @@ class Evaluation:
         self.scratch = scratch
         self.keep.mkdir()
         self.level = TIERS.index(params.evaluation.tier)
+        self.no_logprobs = no_prompt_logprobs(server.cell.runtime)
         self.start = time.monotonic()
         self.texts: list[str] = []
         self.logprobs: Logprobs | None = None
@@ -85,7 +86,7 @@ class Evaluation:
 
     def fidelity(self) -> dict[str, Any] | None:
         """Read the held-out windows and compare with the baseline's stored distributions."""
-        if self.level < TIERS.index("fidelity"):
+        if self.level < TIERS.index("fidelity") or self.no_logprobs:
             return None
         rows, k = held_out_rows(self.params, self.server.cell.model), self.params.evaluation.top_k
         mine = read_windows(self.server, rows, list(range(len(rows))), k)
@@ -104,6 +105,10 @@ class Evaluation:
         cell = self.server.cell
         serve = yaml.safe_load((cell.deploy / "serve.yaml").read_text(encoding="utf-8"))
         chosen, not_run = runs(self.params, self.params.recipes[cell.recipe], serve)
+        if self.no_logprobs:
+            not_run["fidelity"] = self.no_logprobs
+            not_run |= {name: self.no_logprobs for name, run in chosen.items() if scores_prompts(run.task)}
+            chosen = {name: run for name, run in chosen.items() if name not in not_run}
         found = {name: self.task(name, run) for name, run in chosen.items()}
         return found, not_run
 
@@ -207,7 +212,7 @@ def main() -> None:
         "host": host.fingerprint(),
         "load_average": host.load_average(),
         "versions": versions("lm-eval", "transformers"),
-        "locks": {env: lock_sha256(env) for env in ("client", str(facts["environment"]))},
+        "locks": lock_hashes("client", facts["environment"]),
         "git_commit": host.git_commit(),
         "remote_code": params.models[cell.model].trust_remote_code,
         "tier": params.evaluation.tier,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from pipeline import jsonio
 from pipeline.canary import fault
 from pipeline.errors import WorkError, unknown
 from pipeline.evidence.answers import Answer
@@ -241,4 +242,17 @@ def slim(sample: dict[str, Any], task: Task) -> dict[str, Any]:
 def context_length(server: Server) -> int:
     """Return the tokens that a prompt and its answer may have together, from the package's serve.yaml."""
     serve = yaml.safe_load((server.cell.deploy / "serve.yaml").read_text(encoding="utf-8"))
-    return int(serve.get("max-model-len", 2048)) - 1
+    plan = server.cell.deploy / "plan.json"  # of TensorRT-LLM, whose engines have their length from the build
+    if plan.is_file():
+        serve = {entry["name"]: entry["value"] for entry in jsonio.read_json(plan)["serving"]}
+    return int(serve.get("max-model-len") or serve.get("max_seq_len") or 2048) - 1
+
+
+def scores_prompts(task: Task) -> bool:
+    """Say whether a task reads log-probabilities of its prompts (multiple choice, perplexity) rather than an answer.
+
+    Raises:
+        InputError: lm-eval does not know the task.
+    """
+    leaves = choose_items(task, 1).tasks
+    return any(str(leaf.OUTPUT_TYPE or leaf.config.output_type) != "generate_until" for leaf in leaves)
