@@ -93,6 +93,9 @@ def test_a_result_of_another_kind_of_machine_is_not_evidence(project: Path) -> N
     assert gate(project)["verdict"] == "INCONCLUSIVE"
     for source, name in ((INT8, "eval"), (INT8, "bench")):
         put(of(project, cell, name), json.loads(of(project, source, name).read_text(encoding="utf-8")))
+    edit_policy(project, lambda p: p.update(ship=[INT8]))
+    assert cell in gate(project)["cells"], "what has results is judged, whoever measured it"
+    edit_policy(project, lambda p: p.update(ship=[cell]))
     put(of(project, BF16.replace("cpu", "h100")), json.loads(of(project, BF16).read_text(encoding="utf-8")))
     found = gate(project)
     assert found["verdict"] == "INCONCLUSIVE"
