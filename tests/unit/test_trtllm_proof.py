@@ -80,7 +80,8 @@ TENSOR_FAULTS = {
         "int8-w8a8", _set(f"{L0}.attention.qkv.weight", lambda r: r[:-1]), "tensor-shape", "rank arithmetic",
     ),
     "fewer groups": (
-        "int4-w4a16", _set(f"{L0}.mlp.proj.weights_scaling_factor", lambda r: r[:, :-1]), "tensor-shape", "rank arithmetic",
+        "int4-w4a16", _set(f"{L0}.mlp.proj.weights_scaling_factor", lambda r: r[:, :-1]), "tensor-shape",
+        "rank arithmetic",
     ),
     "a doubled scale": (
         "fp8-tensor", _set(f"{L0}.mlp.fc.weights_scaling_factor", lambda r: r * 2), "values", "gate_proj",
