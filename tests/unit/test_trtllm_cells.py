@@ -74,6 +74,20 @@ def test_tensor_parallel_reaches_the_checkpoint_the_server_and_the_yaml(fake: Fa
     assert "tp_size" not in bundle.serve
 
 
+def test_the_users_spelling_and_further_keys_reach_the_yaml(fake: FakeHost) -> None:
+    own = {
+        "dtype": "bfloat16", "max-seq-len": 4096, "cuda_graph_config": {"enable_padding": True},
+        "kv_cache_config": {"free_gpu_memory_fraction": 0.5, "enable_block_reuse": False},
+    }  # fmt: skip
+    plan = deployment(BUNDLE, fake.params(serving={"trtllm-bundle-l40s": own}), _config(fake, **BIG))
+    assert plan.yaml["dtype"] == "bfloat16"
+    assert plan.yaml["max_seq_len"] == 4096
+    assert plan.yaml["kv_cache_config"]["free_gpu_memory_fraction"] == 0.5
+    assert plan.yaml["kv_cache_config"]["enable_block_reuse"] is False
+    assert plan.yaml["cuda_graph_config"] == {"enable_padding": True}
+    assert "max-seq-len" not in plan.yaml
+
+
 SERVING = "trtllm-engine-cuda"
 BAD = {
     "an old name": ({"serving": {SERVING: {"max_output_len": 512, "max_input_len": 1024}}}, "max_seq_len: 1536"),
@@ -85,6 +99,10 @@ BAD = {
     ),
     "a flag that is ours": (
         {"trtllm": {"trtllm-engine": {"build": {"output_dir": "x"}}}}, "output_dir is set by this project",
+    ),
+    "a serving parameter among build flags": (
+        {"trtllm": {"trtllm-engine": {"build": {"max_decoder_seq_len": 99}}}},
+        "write it as serving.trtllm-engine-cuda.max_seq_len",
     ),
     "a version without a builder": (
         {"trtllm": {"trtllm-engine": {"version": "1.3.0rc21"}}}, "has no trtllm-build .* use the runtime trtllm-bundle",

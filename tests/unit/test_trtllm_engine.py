@@ -205,6 +205,21 @@ def test_a_damaged_engine_is_refused(plant: Any, error: type[QuantpressError], m
         check_engine(ENGINE, fake.params())
 
 
+def test_an_engine_of_another_plan_or_checkpoint_is_refused(fake: FakeHost) -> None:
+    _built(fake)
+    params = fake.params(serving={"trtllm-engine-cuda": {"max_batch_size": 8}})
+    package(ENGINE, params)
+    with pytest.raises(WorkError, match="max_batch_size: built with 256, planned 8.*Build it again"):
+        check_engine(ENGINE, params)
+    builder.build(ENGINE, params)
+    check_engine(ENGINE, params)
+    with editing_json(Path("artifacts/checkpoints/tiny.fp8.modelopt-trtllm/config.json")) as config:
+        config["producer"] = {"name": "another"}
+    package(ENGINE, params)
+    with pytest.raises(WorkError, match="checkpoint: built from .*, the package has "):
+        Server(ENGINE, params, Path("log"), 1, stand_in=True).__enter__()
+
+
 def test_the_server_checks_the_engine_before_it_loads(fake: FakeHost) -> None:
     _built(fake)
     fake.is_here(tensorrt="10.16.0")
