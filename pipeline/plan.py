@@ -26,6 +26,10 @@ from pipeline.trtllm.planning import TENSORRT_LLM, engine_problem
 
 PLAN = Path("pipeline/plan.yaml")
 HEADER = "# Generated from params.yaml by `python -m pipeline plan`. Do not edit; `plan --check` fails when stale.\n"
+NOT_BY_DVC = (
+    "TensorRT-LLM is brought by the user, so DVC does not measure {name}: leave measure out of its row in params.yaml "
+    "and run the steps of docs/trtllm.md on its GPU."
+)
 # Where a runtime's server for a device lives.
 SERVER_ENVS = {("vllm", "cpu"): "vllm_cpu", ("vllm", "cuda"): "vllm_cuda"}
 
@@ -195,6 +199,8 @@ def _cell(plan: dict[str, Any], params: Params, ids: tuple[str, str, str, str], 
         plan["package"][name] = place | package_inputs(params, model, recipe, runtime, producer)
     if measure is not True:
         return
+    if runtime in TENSORRT_LLM:
+        raise InputError(NOT_BY_DVC.format(name=name))
     if key != f"{model}.{recipe}":
         _checkpoint(plan, params, model, recipe, producer)
     plan["package"][name] = place | {

@@ -62,6 +62,10 @@ def _verify(args: argparse.Namespace) -> int:
         from pipeline.trtllm.checking import check_engine
 
         print(check_engine(Cell.parse(found["cell"]), load_params(PARAMS)))
+    if "trtllm" in found:
+        from pipeline.trtllm.warming import said
+
+        print(f"load and warm: {said(found)}")
     return 0
 
 

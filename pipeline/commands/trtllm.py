@@ -50,16 +50,21 @@ def _plan(cell: Cell, params: Params) -> int:
 
     import yaml
 
+    from pipeline.plan import checkpoint_path
     from pipeline.producers import producer_for, served
     from pipeline.trtllm.deployment import deployment
     from pipeline.trtllm.package import describe
+    from pipeline.trtllm.settings import RUNTIMES
 
     recipe, target = params.recipes[cell.recipe], params.targets[cell.target]
-    found = served(recipe, producer_for(recipe, cell.runtime), cell.runtime, target, cell.target, params.allow_unknown)
+    producer = producer_for(recipe, cell.runtime)
+    found = served(recipe, producer, cell.runtime, target, cell.target, params.allow_unknown)
     print(f"{cell.name}: {found.verdict}: {found.reason or found.source}")
-    plan = deployment(cell, params, _config(cell))
-    facts = describe(plan, params)
-    print(f"TensorRT-LLM {plan.version}, {plan.split.world_size} ranks ({plan.split.name}), container {plan.container}")
+    where = Path(checkpoint_path(cell.model, cell.recipe, recipe, producer)) if cell.runtime == RUNTIMES[1] else None
+    plan = deployment(cell, params, _config(cell), where)
+    facts = describe(plan)
+    ranks = "1 rank" if plan.split.world_size == 1 else f"{plan.split.world_size} ranks ({plan.split.name})"
+    print(f"TensorRT-LLM {plan.version}, {ranks}, container {plan.container}")
     for entry in facts["serving"]:
         print(f"  {entry['name']:28} {entry['value']!s:22} {entry['reason']}")
     if facts["build"]:

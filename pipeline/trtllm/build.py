@@ -19,6 +19,7 @@ from pipeline.specs import Params
 from pipeline.trtllm.checkpoint import RankCheckpoint, is_rank_checkpoint
 from pipeline.trtllm.command import read_back
 from pipeline.trtllm.deployment import Deployment, deployment
+from pipeline.trtllm.package import into
 from pipeline.trtllm.probe import Environment, need_version, probe
 from pipeline.trtllm.settings import settings
 from pipeline.trtllm.sidecar import NAME, SCHEMA, compare, read_sidecar
@@ -57,7 +58,7 @@ def build(cell: Cell, params: Params) -> dict[str, Any]:
     cache = STATE / "trtllm" / f"sm{here.sm}.{here.tensorrt}.{here.tensorrt_llm}.cache"
     command = command_of(plan, scratch, cache)
     try:
-        seconds = run(command, cell, float(settings(params, cell.runtime).build_timeout_s), gpus_log=here)
+        seconds = run(command, cell, float(settings(params, cell.runtime).build_timeout_s))
         record = finish(plan, scratch, here, digest, command, seconds, cache)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -122,7 +123,7 @@ def manifest_differs(engine: Path, sidecar: Mapping[str, Any]) -> bool:
 
 def command_of(plan: Deployment, scratch: Path, cache: Path) -> list[str]:
     """Return the whole command, checked once more against the flag table; a timing cache of this GPU is reused."""
-    made = [scratch.as_posix() if a == "OUTPUT" else a for a in plan.build or []]
+    made = into(plan.build or [], scratch)
     made += ["--output_timing_cache", (scratch / "model.cache").as_posix()]
     if cache.is_file():
         made += ["--input_timing_cache", cache.as_posix()]
@@ -130,7 +131,7 @@ def command_of(plan: Deployment, scratch: Path, cache: Path) -> list[str]:
     return [*plan.prefix, "trtllm-build", *made]
 
 
-def run(command: list[str], cell: Cell, timeout_s: float, gpus_log: Environment | None = None) -> float:
+def run(command: list[str], cell: Cell, timeout_s: float) -> float:
     """Run the build with a line of progress every 15 seconds; return its seconds.
 
     Raises:

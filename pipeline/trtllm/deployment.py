@@ -17,6 +17,7 @@ from pipeline.trtllm.ranks import Split, sizes_of, why_not_split
 from pipeline.trtllm.settings import chosen, settings
 from pipeline.trtllm.tables import parameters
 
+OUTPUT = "OUTPUT"  # stands for the folder that a build writes to
 # What an engine fixed when it was built: its YAML does not repeat these.
 FIXED_BY_ENGINE = (
     "max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width", "tensor_parallel_size",
@@ -90,7 +91,7 @@ def deployment(cell: Cell, params: Params, config: Mapping[str, Any], checkpoint
     problems = raises_on(version, flags, int(target.sm or 0))
     if problems:
         raise InputError(f"{cell.name}: {'; '.join(problems)}.")
-    build = arguments("build", version, {"checkpoint_dir": folder.as_posix(), "output_dir": "OUTPUT", **flags})
+    build = arguments("build", version, {"checkpoint_dir": folder.as_posix(), "output_dir": OUTPUT, **flags})
     content = merge(
         document({k: v for k, v in made.values.items() if k not in FIXED_BY_ENGINE}, version), made.own_yaml
     )

@@ -21,7 +21,7 @@ from pipeline.specs import Params, Target
 from pipeline.support import Verdict
 from pipeline.support.table import DEVICES
 from pipeline.trtllm.checkpoint import is_rank_checkpoint
-from pipeline.trtllm.deployment import Deployment, deployment, listening
+from pipeline.trtllm.deployment import OUTPUT, Deployment, deployment, listening
 
 HF_QUANT = "hf_quant_config.json"
 VARIABLES = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
@@ -123,7 +123,7 @@ def _write(
     _script(out / "launch.sh", launch_script(plan))
     if plan.build is not None:
         _script(out / "build.sh", build_script(plan))
-    jsonio.write_json(out / "plan.json", describe(plan, params))
+    jsonio.write_json(out / "plan.json", describe(plan))
     files = manifest.describe(weights)
     record = {
         "schema": "quantpress.package/1",
@@ -162,7 +162,7 @@ def state(plan: Deployment, exported: bool) -> str:
     return f"exported, not built: run {build}" if exported else f"planned: run `{export}`, then {build}"
 
 
-def describe(plan: Deployment, params: Params) -> dict[str, Any]:
+def describe(plan: Deployment) -> dict[str, Any]:
     """Return the plan as data: each serving parameter with its reason, and each command."""
     return {
         "schema": "quantpress.trtllm-plan/1",
@@ -170,7 +170,9 @@ def describe(plan: Deployment, params: Params) -> dict[str, Any]:
         "version": plan.version,
         "serving": [{"name": n, "value": v, "reason": plan.reasons.get(n, "")} for n, v in plan.values.items()],
         "build_flags": plan.build_flags,
-        "build": [*plan.prefix, "trtllm-build", *plan.build] if plan.build is not None else None,
+        "build": [*plan.prefix, "trtllm-build", *into(plan.build, plan.cell.engine)]
+        if plan.build is not None
+        else None,
         "serve": [*plan.prefix, *plan.serve],
         "checkpoint": plan.checkpoint.as_posix(),
         "notes": plan.notes,
@@ -195,12 +197,17 @@ def launch_script(plan: Deployment) -> str:
 
 def build_script(plan: Deployment) -> str:
     """Return the shell script that builds the engine where this project is not at hand; it leaves no sidecar."""
-    made = [a if a != "OUTPUT" else plan.cell.engine.as_posix() for a in plan.build or []]
+    made = into(plan.build or [], plan.cell.engine)
     return (
         f"#!/bin/sh\n# What `python -m pipeline trtllm build {plan.cell.name}` runs on {plan.cell.target}. Prefer it:\n"
         "# it checks the environment too, keeps the log, and writes the sidecar without which `verify` says no.\n"
         f"exec {shlex.join([*plan.prefix, 'trtllm-build', *made])}\n"
     )
+
+
+def into(build: list[str], folder: Path) -> list[str]:
+    """Return a build command's arguments with the folder that it writes to."""
+    return [folder.as_posix() if argument == OUTPUT else argument for argument in build]
 
 
 def read_plan(cell: Cell) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from typing import Any
 
 from pipeline.cells import Cell
 from pipeline.errors import WorkError
+from pipeline.trtllm.checking import exported_digest
 from pipeline.trtllm.package import VARIABLES, read_plan
 from pipeline.trtllm.probe import Environment, need_version, probe
-from pipeline.trtllm.sidecar import need_genuine, need_same_host, need_whole, need_world, read_sidecar
+from pipeline.trtllm.sidecar import need_genuine, need_planned, need_same_host, need_whole, need_world, read_sidecar
 
 # Its completions request is strict (extra fields are an error) and has no prompt_logprobs, nor logprobs of an echoed
 # prompt: tensorrt_llm/serve/openai_protocol.py@0076e93 (CompletionRequest).
@@ -40,6 +41,7 @@ def ready_to_start(
         need_whole(cell.engine, sidecar)
         parallel = manifest["trtllm"]["parallel"]
         need_world(sidecar, parallel["tp"], parallel["pp"], cell.engine)
+        need_planned(sidecar, plan["build_flags"], exported_digest(cell), cell.engine)
         need_same_host(sidecar, here, cell.engine)
         if not stand_in:
             need_genuine(sidecar, cell.engine)

@@ -12,7 +12,7 @@ from pipeline.specs import Params, TrtllmRuntime
 from pipeline.support.table import tables
 from pipeline.trtllm.migration import refuse_old
 from pipeline.trtllm.ranks import Split
-from pipeline.trtllm.tables import parameters
+from pipeline.trtllm.tables import parameters, tool
 from pipeline.trtllm.version import need_bundle, need_engine_builder
 
 RUNTIMES = ("trtllm-engine", "trtllm-bundle")
@@ -59,6 +59,7 @@ def check_settings(params: Params, where: str) -> None:
             )
         if own.build:
             arguments("build", version, own.build, f"{place}.build")
+            _need_not_serving(own.build, version, f"{place}.build")
         fixed = sorted(set(own.build) & {"checkpoint_dir", "output_dir", "dry_run"})
         if fixed:
             raise InputError(f"{place}.build: {fixed[0]} is set by this project; leave it out.")
@@ -68,6 +69,22 @@ def check_settings(params: Params, where: str) -> None:
     for name, recipe in params.recipes.items():
         if recipe.backend == "modelopt" and recipe.options:
             refuse_old(recipe.options, f"{where} (recipes.{name}.options)")
+
+
+def _need_not_serving(build: Mapping[str, Any], version: str, where: str) -> None:
+    """Refuse a flag that the server needs too: given for the build alone, the two would disagree.
+
+    Raises:
+        InputError: with the place where it belongs.
+    """
+    table = tool("build", version)
+    spelled = {p.spellings["build"]: name for name, p in parameters(version).items() if "build" in p.spellings}
+    for key in build:
+        flag = table.flag(str(key).replace("-", "_"), where).name
+        if flag in spelled:
+            raise InputError(
+                f"{where}: {key} is a serving parameter; write it as serving.trtllm-engine-cuda.{spelled[flag]}."
+            )
 
 
 def chosen(params: Params, ids: CellIds, config: Mapping[str, Any]) -> Chosen:
@@ -129,5 +146,6 @@ def flat_names(paths: set[str]) -> list[str]:
     """Return the names by which a parameter may stand at the top: its path and the last part of it."""
     from pipeline.memory.user_options import SAME
 
-    lasts = {path.rsplit(".", 1)[-1] for path in paths} | {"kv_cache_dtype"}
-    return sorted(paths | lasts | {alias for alias, name in SAME.items() if name in lasts})
+    # At the top `dtype` is the model's own type; the cache's stands under kv_cache_config.
+    lasts = ({path.rsplit(".", 1)[-1] for path in paths} | {"kv_cache_dtype"}) - {"dtype"}
+    return sorted(paths | lasts | {alias for alias, name in SAME.items() if name in lasts and alias != "dtype"})

@@ -120,6 +120,30 @@ def need_world(sidecar: Mapping[str, Any], tp: int, pp: int, engine: Path) -> No
         )
 
 
+def need_planned(sidecar: Mapping[str, Any], flags: Mapping[str, Any], digest: str | None, engine: Path) -> None:
+    """Refuse an engine that was built with other flags, or from another checkpoint, than its package says.
+
+    Args:
+        sidecar: of the engine.
+        flags: the plan's flags of trtllm-build.
+        digest: of the package's checkpoint, None where the package was made before the export.
+        engine: its folder, for the message.
+
+    Raises:
+        WorkError: with each flag that differs.
+    """
+    built = sidecar["flags"]
+    names = sorted(k for k in {*built, *flags} if built.get(k) != flags.get(k))
+    wrong = [f"{k}: built with {_text(built.get(k))}, planned {_text(flags.get(k))}" for k in names]
+    if digest is not None and sidecar["checkpoint_digest"] != digest:
+        wrong.append(f"checkpoint: built from {sidecar['checkpoint_digest'][:12]}, the package has {digest[:12]}")
+    if wrong:
+        raise WorkError(
+            f"{engine} is not what its package plans: {'; '.join(wrong)}. Build it again: "
+            f"`python -m pipeline trtllm build {sidecar['cell']}`."
+        )
+
+
 def need_whole(engine: Path, sidecar: Mapping[str, Any]) -> None:
     """Refuse an engine folder whose files are not those of its sidecar.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,17 @@ def result_path(cell: Cell) -> Path:
     return Path("artifacts/results") / cell.name / "warm.json"
 
 
+def said(manifest: Mapping[str, Any]) -> str:
+    """Return what is known of loading a packaged cell: the proof of this checkpoint, else why there is none."""
+    path = result_path(Cell.parse(str(manifest["cell"])))
+    if path.is_file():
+        made = jsonio.read_json(path)
+        if made.get("checkpoint") == manifest["checkpoint"]["digest"]:
+            return str(made["state"])
+        return "not measured (the last proof is of another checkpoint)"
+    return str(manifest["trtllm"]["load_and_warm"])
+
+
 def warm(cell: Cell, params: Params, stand_in: bool = False) -> dict[str, Any]:
     """Start the server of a packaged cell, wait until it answers, ask one question; return the proof.
 
@@ -34,7 +46,8 @@ def warm(cell: Cell, params: Params, stand_in: bool = False) -> dict[str, Any]:
 
     read_plan(cell)
     log = Path(".quantpress/logs") / f"warm.{cell.name}.log"
-    head = {"schema": SCHEMA, "cell": cell.name, "host": host.fingerprint(), "at": host.now()}
+    digest = jsonio.read_json(cell.deploy / "manifest.json")["checkpoint"]["digest"]
+    head = {"schema": SCHEMA, "cell": cell.name, "checkpoint": digest, "host": host.fingerprint(), "at": host.now()}
     try:
         with Server(cell, params, log, threads=1, stand_in=stand_in) as server:
             server.wait_ready()
