@@ -71,6 +71,7 @@ def command(url: str, model: str, tokenizer: str, workload: Workload, point: Poi
         "--endpoint", "/v1/completions", "--model", model, "--tokenizer", tokenizer, "--dataset-name", "random",
         "--random-input-len", str(size.prompt_tokens), "--random-output-len", str(size.output_tokens),
         "--random-range-ratio", "0", "--ignore-eos", "--temperature", "0", "--num-prompts", str(point.count),
+        "--num-warmups", str(point.warmup),
         "--max-concurrency", str(point.concurrency), "--seed", str(seed), "--disable-tqdm", "--save-result",
         "--result-filename", out, "--percentile-metrics", "ttft,tpot,itl,e2el",
     ]  # fmt: skip
