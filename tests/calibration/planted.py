@@ -292,7 +292,7 @@ def main() -> None:
             right = record[part][-1]["correct"].count("1") / ITEMS
             print(f"{time.monotonic() - start:.0f} s  {name}: {right:.4f}", flush=True)
     if part == "damage" and "template" not in record:
-        record["template"] = templates(reader)
+        record["template"] = templates(Reader(ITEMS))  # its weights are as they came
         jsonio.write_text(OUT, json.dumps(record) + "\n")
     print(f"{OUT}: {len(record[part])} runs in {time.monotonic() - start:.0f} s", flush=True)
 
