@@ -23,6 +23,7 @@ from pipeline.speed.watch import Watch
 from pipeline.speed.workloads import Point, Workload
 
 NAMES = {name: d.aiperf for name, d in DEFINITIONS.items() if d.aiperf}
+ONE_PIECE_SHARE = 0.01
 NEEDS_STREAM = ("ttft_ms", "tpot_ms", "inter_chunk_ms")
 
 
@@ -127,14 +128,31 @@ def read_export(path: Path, expected_tokens: dict[str, int], streaming: bool) ->
         if not row["error"]:
             row |= _metrics(metrics, path, streaming)
         found.setdefault(meta["phase_name"], []).append(row)
+    if streaming:
+        need_streams([row for rows in found.values() for row in rows], path)
     return found
+
+
+def need_streams(rows: list[Row], path: Path) -> None:
+    """Refuse a streamed leg in which more than ONE_PIECE_SHARE of the answers came as one chunk.
+
+    Raises:
+        WorkError: they did: TTFT and TPOT would be those of a part of the requests.
+    """
+    good = [row for row in rows if not row["error"]]
+    whole = [row for row in good if row["ttft_ms"] is None]
+    if len(whole) > ONE_PIECE_SHARE * len(good):
+        raise WorkError(f"{len(whole)} of {len(good)} answers in {path} came as one chunk: did the server stream them?")
 
 
 def _metrics(metrics: dict[str, Any], path: Path, streaming: bool) -> Row:
     row: Row = {}
+    # A server may hold back a whole answer, while its text is no whole characters, and send it as one chunk: it has no
+    # first token to time. Seen on an H200: 3 of 1,794 answers of a model with random weights.
+    in_one_piece = streaming and "inter_chunk_latency" not in metrics
     for ours, theirs in NAMES.items():
         entry = metrics.get(theirs)
-        if entry is None and ours in NEEDS_STREAM and not streaming:
+        if ours in NEEDS_STREAM and (in_one_piece or (entry is None and not streaming)):
             row[ours] = None
             continue
         if entry is None:

@@ -66,6 +66,7 @@ def side(legs: list[list[Row]], concurrency: int | None) -> dict[str, Any]:
     }
     result["repeats"] = spread([t / s for t, _, s in per_leg])
     result["errors"] = len(rows) - len(good)
+    result["in_one_piece"] = sum(r.get("ttft_ms") is None for r in good) if streamed else 0
     result["output_tokens_ok"] = bool(good) and all(r["output_tokens"] == r["expected_tokens"] for r in good)
     return result
 

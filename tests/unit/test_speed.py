@@ -342,6 +342,13 @@ def test_the_clients_export_is_checked_for_units_and_streaming(tmp_path: Any) ->
     with pytest.raises(WorkError, match="did the server stream"):
         read_export(path, {}, streaming=True)
     assert read_export(path, {}, streaming=False)["c1"][0]["ttft_ms"] is None
+    whole = json.dumps(record(inter_chunk_latency=None))
+    path.write_text("\n".join([json.dumps(record())] * 200 + [whole]), encoding="utf-8")
+    found = read_export(path, {}, streaming=True)["c1"]
+    assert found[-1]["ttft_ms"] is None and found[-1]["e2e_ms"] == 5.0 and found[0]["tpot_ms"] == 5.0
+    path.write_text("\n".join([json.dumps(record())] * 50 + [whole]), encoding="utf-8")
+    with pytest.raises(WorkError, match="1 of 51 answers .* came as one chunk"):
+        read_export(path, {}, streaming=True)
     path.write_text(json.dumps(record(request_latency={"value": 1, "unit": "s"})), encoding="utf-8")
     with pytest.raises(WorkError, match="gives request_latency in s, milliseconds"):
         read_export(path, {}, streaming=True)
