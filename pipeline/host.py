@@ -148,7 +148,13 @@ def load_average() -> list[float]:
 
 
 def git_commit(root: Path = Path(".")) -> str:
-    """Return the commit of `root`, with '+changes' when tracked files differ, or 'unknown' outside git."""
+    """Return the commit of `root`, with '+changes' when tracked files differ, or 'unknown' outside git.
+
+    QUANTPRESS_COMMIT wins: who copies a tree to a machine that is only lent knows which one it is, and what git finds
+    there, if anything, can be another one.
+    """
+    if named := os.environ.get("QUANTPRESS_COMMIT"):
+        return named
     try:
         commit = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True, timeout=20
@@ -158,6 +164,5 @@ def git_commit(root: Path = Path(".")) -> str:
             cwd=root, capture_output=True, text=True, check=True, timeout=60,
         ).stdout.strip()  # fmt: skip
     except (OSError, subprocess.SubprocessError):
-        # A copy of the tree without its history, on a machine that is only lent: who made the copy says what it is.
-        return os.environ.get("QUANTPRESS_COMMIT", "unknown")
+        return "unknown"
     return commit + ("+changes" if dirty else "")

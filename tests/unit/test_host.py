@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pipeline import host
@@ -31,3 +33,10 @@ def test_a_gpu_matches_its_target_only(target: tuple[str, int, float], gpu: dict
 def test_the_fingerprint_is_stable() -> None:
     assert host.fingerprint() == host.fingerprint()
     assert host.usable_cores() >= 1
+
+
+def test_who_copied_the_tree_says_which_commit_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("QUANTPRESS_COMMIT", raising=False)
+    assert host.git_commit(tmp_path) == "unknown"
+    monkeypatch.setenv("QUANTPRESS_COMMIT", "7bfe3a4")
+    assert host.git_commit(tmp_path) == "7bfe3a4"
