@@ -106,7 +106,7 @@ def _cell(item: dict[str, Any]) -> str:
 def _chain(plan: dict[str, Any], package: str) -> list[str]:
     """Return quantize, lint and package of one cell, in their order; the baseline has no quantize."""
     item = plan["on_target"]["package"][package]
-    made = item["lint"].split("/")[-2]
+    made = Path(item["lint"]).name.removesuffix(".lint.json")
     quantize = [f"quantize@{made}"] if made in plan["on_target"]["quantize"] else []
     return [*quantize, f"lint@{made}", f"package@{package}"]
 

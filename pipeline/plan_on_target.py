@@ -44,7 +44,7 @@ def _add(plan: dict[str, Any], params: Params, made: dict[str, Any], target: str
     for key, item in made["lint"].items():
         plan["lint"][f"{key}.{target}"] = item | {"checkpoint": made_on(item["checkpoint"], target), "target": target}
     for cell, item in made["package"].items():
-        lint = item["lint"].replace("/lint.json", f".{target}/lint.json")
+        lint = f"artifacts/checkpoints/{item['lint'].split('/')[-2]}.{target}.lint.json"
         plan["package"][cell] = item | {"checkpoint": made_on(item["checkpoint"], target), "lint": lint}
     for cell, item in made["measure"].items():
         plan["benchmark"].setdefault(cell, item | {"row": row})

@@ -40,7 +40,7 @@ def test_what_is_made_on_a_target_stands_beside_what_a_laptop_made(made: dict[st
     assert "smollm2-135m.int8.h200" in there["quantize"] and "smollm2-135m.int8" in made["quantize"]
     package = there["package"]["smollm2-135m.int8.vllm.h200"]
     assert package["checkpoint"] == "artifacts/checkpoints/smollm2-135m.int8.h200"
-    assert package["lint"] == "artifacts/results/smollm2-135m.int8.h200/lint.json"
+    assert package["lint"] == "artifacts/checkpoints/smollm2-135m.int8.h200.lint.json"
     assert there["package"]["smollm2-135m.bf16.vllm.h200"]["checkpoint"] == "artifacts/models/smollm2-135m"
     cell = next(c for c in made["cells"] if c["cell"] == "smollm2-135m.int8.vllm.h200")
     assert (cell["checkpoint"], cell["measured_here"]) == ("smollm2-135m.int8.h200", False)
@@ -78,6 +78,22 @@ def test_every_output_there_is_left_out_of_the_cache() -> None:
     stages = yaml.safe_load((ROOT / FILE).read_text(encoding="utf-8"))["stages"]
     outs = [out for s in stages.values() for key in ("outs", "metrics") for out in s["do"].get(key, [])]
     assert outs and all(isinstance(out, dict) and next(iter(out.values())) == {"cache": False} for out in outs)
+
+
+def test_no_stage_of_a_plain_repro_reads_a_folder_that_a_stage_there_writes() -> None:
+    # DVC would run them first: an 8B of random weights on a laptop, because the report reads artifacts/results.
+    ordinary, there = (
+        yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))["stages"] for name in ("dvc.yaml", FILE)
+    )
+    outs = [
+        next(iter(out))
+        for stage in there.values()
+        for kind in ("outs", "metrics", "plots")
+        for out in stage["do"].get(kind, [])
+    ]
+    deps = {dep for stage in ordinary.values() for dep in stage.get("do", stage).get("deps", []) if "$" not in dep}
+    assert "artifacts/results" in deps
+    assert not [(dep, out) for dep in deps for out in outs if f"{out}/".startswith(f"{dep}/")]
 
 
 def test_the_most_telling_comes_first(params: Params, made: dict[str, Any]) -> None:
