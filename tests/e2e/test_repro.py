@@ -28,7 +28,7 @@ def _shorter(params: dict) -> None:  # type: ignore[type-arg]
         },
         {"models": ["smollm2-135m"], "recipes": list(RECIPES), "runtimes": ["vllm"], "targets": ["h200"]},
     ]
-    params["tasks"]["facts"]["limit"] = 40
+    params["tasks"]["facts"]["smoke_items"] = 40
     params["calib_sets"]["held-out"]["samples"] = 8
     smoke = params["workloads"]["smoke-64-16"]
     smoke["points"] = [{"concurrency": 2, "requests": 6, "warmup": 2}]
@@ -41,6 +41,12 @@ def ended(workspace):  # type: ignore[no-untyped-def]
     workspace.edit(_shorter)
     workspace.run("dvc", "repro")
     return workspace
+
+
+def test_the_gate_judges_and_nothing_of_a_gpu_host_runs(ended) -> None:  # type: ignore[no-untyped-def]
+    verdict = _read(ended, "gate.json")["verdict"]
+    assert verdict in ("FAIL", "INCONCLUSIVE")  # int8, which decides, was not measured here
+    assert [path.name for path in (ended.path / "artifacts/models").iterdir() if path.is_dir()] == ["smollm2-135m"]
 
 
 def _read(ended, name: str) -> dict:  # type: ignore[no-untyped-def, type-arg]
