@@ -79,7 +79,7 @@ def _entries(root: Path, plan: Doc) -> tuple[list[dict[str, Any]], list[dict[str
             continue
         entry: dict[str, Any] = {"cell": str(cell), **dict(zip(CELL_KEYS, parts, strict=True))}
         entry["verdict"] = plain(item.get("verdict") or "unknown")
-        entry |= {key: plain(item.get(key) or "") for key in ("reason", "source")}
+        entry |= {key: plain(item.get(key) or "") for key in ("reason", "source", "checkpoint")}
         entries.append(entry | {"measured_here": item.get("measured_here") is True})
     return entries, problems
 
