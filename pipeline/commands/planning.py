@@ -32,6 +32,7 @@ def _plan(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     from pipeline import jsonio, plan
+    from pipeline.evidence.policy import PATH, load_policy
     from pipeline.memory.cells import compact
     from pipeline.params import load_params
 
@@ -44,6 +45,8 @@ def _check(args: argparse.Namespace) -> int:
     if wanted:
         said = "; ".join(f"{item['what']}: {item['reason']}" for item in wanted)
         raise InputError(f"The matrix asks for what cannot be made: {said}. Correct the recipe or leave it out.")
+    # What the gate would refuse after everything was measured is refused here.
+    load_policy(PATH, params, [cell["cell"] for cell in made["cells"]])
     unchecked = sorted(set(params.models) - set(configs))
     for model in unchecked:
         print(f"not checked: {model} is not fetched yet, so group sizes are checked when it is.")
