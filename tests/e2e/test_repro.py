@@ -52,7 +52,7 @@ def ended(workspace):  # type: ignore[no-untyped-def]
 
 def test_the_gate_judges_and_nothing_of_a_gpu_host_runs(ended) -> None:  # type: ignore[no-untyped-def]
     assert _read(ended, "gate.json")["verdict"] == "FAIL"  # int4, which decides here, fails the canary
-    assert [path.name for path in (ended.path / "artifacts/models").iterdir() if path.is_dir()] == ["smollm2-135m"]
+    assert not (ended.path / "artifacts/models/llama-8b-random").exists()
 
 
 def _read(ended, name: str) -> dict:  # type: ignore[no-untyped-def, type-arg]
