@@ -13,7 +13,10 @@ from typing import Any
 from pipeline.shapes import is_random
 from pipeline.specs import Params
 
-GROUPS = ("kind", "fetch", "calibrate", "quantize", "lint", "package", "evaluate", "benchmark")
+GROUPS = ("kind", "fetch", "calibrate", "quantize", "lint", "package", "evaluate", "benchmark", "tune", "scaling")
+# A stage of dvc.yaml has a fixed number of dependencies: what a tuning run does not need of other recipes' packages is
+# filled with files that it depends on as well.
+FILLERS = ("pipeline/tuning/check.py", "pipeline/tuning/rank.py", "pipeline/tuning/spec.py")
 Expand = Callable[[Params], dict[str, Any]]
 
 
@@ -50,6 +53,18 @@ def _add(plan: dict[str, Any], params: Params, made: dict[str, Any], target: str
         plan["benchmark"].setdefault(cell, item | {"row": row})
         if not is_random(params.models[item["model"]].source):
             plan["evaluate"].setdefault(cell, item | {"row": row})
+        if cell in params.tuning:
+            plan["tune"].setdefault(cell, item | {"row": row} | tuning_inputs(params, cell))
+        if cell == item["baseline"] and params.targets[target].count > 1:
+            plan["scaling"].setdefault(cell, item | {"row": row})
+
+
+def tuning_inputs(params: Params, cell: str) -> dict[str, str]:
+    """Return what a tuning run depends on beside its own cell: the packages of the recipes that its variants name."""
+    model, _, runtime, target = cell.split(".")
+    recipes = dict.fromkeys(v.recipe for v in params.tuning[cell].variants.values() if v.recipe)
+    packages = [f"artifacts/packages/{model}.{r}.{runtime}.{target}/deploy/manifest.json" for r in recipes]
+    return dict(zip(("other", "another", "third"), [*packages, *FILLERS], strict=False))
 
 
 def made_on(checkpoint: str, target: str) -> str:

@@ -11,7 +11,9 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
+
+import yaml
 
 from pipeline import host
 from pipeline.errors import HostError, InputError, WorkError
@@ -34,16 +36,26 @@ LOG_FACTS = {
 FALLBACKS = re.compile(r"emulat|fall(?:ing)? ?back|not supported.*using", re.IGNORECASE)
 
 
+class Change(NamedTuple):
+    """Options and variables, in the server's own names, that one start has beside its package's, to try them out."""
+
+    options: dict[str, Any]
+    variables: dict[str, str]
+
+
 class Server:
     """One running server on loopback. Use as a context manager; `wait_ready` before the first request."""
 
-    def __init__(self, cell: Cell, params: Params, log: Path, threads: int, stand_in: bool = False) -> None:
-        """Describe the server; `threads` are the compute threads that a CPU runtime gets.
+    def __init__(
+        self, cell: Cell, params: Params, log: Path, threads: int, stand_in: bool = False, change: Change | None = None
+    ) -> None:
+        """Describe the server; `threads` are the compute threads that a CPU runtime gets, `change` what differs.
 
         `stand_in` lets something else than TensorRT-LLM serve (tests of the plumbing); its facts say `genuine: false`.
         """
         self.cell, self.log = cell, log
         self._stand_in = stand_in
+        self._change = change
         self._brought: Environment | None = None
         self.target = cell.check(params)
         self.threads = threads
@@ -74,7 +86,10 @@ class Server:
             variables = variables | {"OMP_NUM_THREADS": str(self.threads)}
         checkpoint = Path(manifest["checkpoint"]["path"])
         arguments = server_arguments(self.cell, self.target, checkpoint, "127.0.0.1", self.port)
-        seen = {k: os.environ[k] for k in ("CUDA_VISIBLE_DEVICES",) if k in os.environ}
+        if self._change:
+            variables = variables | self._change.variables
+            arguments = changed(arguments, self.cell.deploy / "serve.yaml", self._change.options, self.log)
+        seen = {k: os.environ[k] for k in ("CUDA_VISIBLE_DEVICES",) if k in os.environ and k not in variables}
         self.command = " ".join([*(f"{k}={v}" for k, v in (seen | variables).items()), *arguments])
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._sink = self.log.open("wb")
@@ -166,6 +181,25 @@ class Server:
             "startup_s": self.startup_s,
             "log": self.log.as_posix(),
         }
+
+
+def changed(arguments: list[str], serve: Path, options: dict[str, Any], log: Path) -> list[str]:
+    """Return a server's arguments with `options` over those of its serve.yaml, in a file of their own beside the log.
+
+    Raises:
+        InputError: the server does not read a serve.yaml.
+    """
+    if not options:
+        return arguments
+    if serve.as_posix() not in arguments:
+        raise InputError(f"This runtime's server reads no {serve}; its options cannot be tried out.")
+    own = yaml.safe_load(serve.read_text(encoding="utf-8")) or {}
+    # An option of null is taken away: `no-enable-prefix-caching: null`.
+    merged = {name: value for name, value in (own | options).items() if value is not None}
+    file = log.with_suffix(".serve.yaml")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump(merged), encoding="utf-8")
+    return [file.as_posix() if word == serve.as_posix() else word for word in arguments]
 
 
 def no_prompt_logprobs(runtime: str) -> str | None:

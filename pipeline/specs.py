@@ -14,6 +14,7 @@ from pipeline.choice.objective import Slo
 from pipeline.errors import InputError
 from pipeline.sources import Source
 from pipeline.speed.workloads import Workload
+from pipeline.tuning.spec import Tuning
 
 ID_PATTERN = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
@@ -192,6 +193,7 @@ class Params(_Strict):
     benchmark_gpu: list[Id] = Field(default_factory=list)
     slos: dict[Id, Slo] = Field(default_factory=dict)
     serving: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    tuning: dict[str, Tuning] = Field(default_factory=dict)
     trtllm: dict[Literal["trtllm-engine", "trtllm-bundle"], TrtllmRuntime] = Field(default_factory=dict)
     baseline: Id
     allow_unknown: list[str] = Field(default_factory=list, description="format.runtime.target to serve though unknown")

@@ -14,6 +14,7 @@ from pipeline.sources import Source
 from pipeline.specs import Model, Params, Recipe
 from pipeline.support import runtimes
 from pipeline.trtllm.settings import check_settings
+from pipeline.tuning.check import check_tuning
 
 
 def cross_check(params: Params, path: Path) -> None:
@@ -41,6 +42,7 @@ def cross_check(params: Params, path: Path) -> None:
         for kind, names, table in tables:
             for name in names:
                 _need(kind, name, table, where)
+    check_tuning(params, where)
 
 
 def _check_sources(params: Params, where: str) -> None:

@@ -1,0 +1,1 @@
+"""Which serving options, kernels and checkpoints bring a cell nearer to its limit; how it scales over GPUs."""

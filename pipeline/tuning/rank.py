@@ -1,0 +1,94 @@
+"""From the legs of a tuning run to ratios over the cell's own options, and to what is proposed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pipeline.speed.points import side
+from pipeline.speed.steady import Row
+from pipeline.speed.workloads import Point
+from pipeline.tuning.spec import OWN
+
+SCHEMA = "quantpress.tune/1"
+# A gain below this is not worth a change of options, however quiet the host was.
+LEAST_GAIN = 0.02
+KEPT = ("ttft_ms", "tpot_ms", "e2e_ms")
+
+
+class Proposal(NamedTuple):
+    """A variant that beat the cell's own options at a load by more than the noise."""
+
+    point: str
+    variant: str
+    ratio: float
+    noise: float
+    changes_answers: bool
+
+    @property
+    def text(self) -> str:
+        """The measurement in one sentence."""
+        after = "; it changes answers, so evaluate it first" if self.changes_answers else ""
+        return f"{self.variant}: {self.ratio:.2f}x tokens/s at {self.point} (noise {100 * self.noise:.1f}%){after}"
+
+
+def order(variants: Sequence[str]) -> list[str]:
+    """Return the sides in the order of their legs: own options first and last, so that drift shows."""
+    return [OWN, *variants, OWN]
+
+
+def point(load: Point, legs: Mapping[str, list[list[Row]]]) -> dict[str, Any]:
+    """Return one load: each side's numbers and its ratio over the cell's own options.
+
+    Args:
+        load: the load point.
+        legs: for each side the requests of each of its legs, own options with two or more.
+
+    Returns:
+        name, loop, concurrency or rate, `noise` (how far the throughput of the own legs lies apart, as a share of
+        their mean), and per side output_tok_s, latencies and `ratio` (over own: tokens/s; for TTFT and TPOT the
+        candidate's mean over own's, so less is better).
+    """
+    found = {name: side(rows, load.concurrency) for name, rows in legs.items()}
+    own = found[OWN]
+    rates = [side([rows], load.concurrency)["output_tok_s"] for rows in legs[OWN]]
+    known = [rate for rate in rates if rate]
+    noise = (max(known) - min(known)) / (sum(known) / len(known)) if len(known) > 1 else None
+    sides = {}
+    for name, values in found.items():
+        entry = {"output_tok_s": values["output_tok_s"], "request_s": values["request_s"], "errors": values["errors"]}
+        entry |= {key: values[key] for key in KEPT} | {"steady": values["steady"]}
+        entry["ratio"] = {"output_tok_s": _over(values["output_tok_s"], own["output_tok_s"])}
+        entry["ratio"] |= {key: _over(values[key]["mean"], own[key]["mean"]) for key in KEPT}
+        sides[name] = entry
+    return {"name": load.name, "loop": load.loop, "concurrency": load.concurrency, "rate": load.rate,
+            "requests": load.count, "noise": noise, "sides": sides}  # fmt: skip
+
+
+def proposals(record: Mapping[str, Any]) -> list[Proposal]:
+    """Return per load the variant with the most tokens/s, when it beats the own options by more than the noise.
+
+    A variant counts when its gain is over LEAST_GAIN and over twice the noise; nothing is proposed where the noise is
+    not known. Where the best one changes answers, the best that does not is proposed as well.
+    """
+    found = []
+    for load in record["points"]:
+        if load["noise"] is None:
+            continue
+        better = []
+        for name, values in load["sides"].items():
+            ratio = values["ratio"]["output_tok_s"]
+            if name == OWN or ratio is None or values["errors"]:
+                continue
+            if ratio - 1 > max(LEAST_GAIN, 2 * load["noise"]):
+                changes = bool(record["variants"][name]["changes_answers"])
+                better.append(Proposal(load["name"], name, ratio, load["noise"], changes))
+        better.sort(key=lambda p: -p.ratio)
+        found += better[:1]
+        if better and better[0].changes_answers:
+            found += [p for p in better if not p.changes_answers][:1]
+    return found
+
+
+def _over(value: float | None, own: float | None) -> float | None:
+    return value / own if value and own else None

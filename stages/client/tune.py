@@ -1,0 +1,170 @@
+"""Time a cell's variants (other options, kernels, checkpoints; params.yaml, `tuning`) beside the cell as it is, in one
+run on one GPU: `python -m pipeline run client tune --model M --recipe R --runtime vllm --target T`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from pipeline import host, jsonio
+from pipeline.errors import InputError, WorkError
+from pipeline.making import arguments
+from pipeline.package import Cell
+from pipeline.params import load_params
+from pipeline.program import lock_hashes, run_main, versions
+from pipeline.serving import Change, Server
+from pipeline.specs import Params
+from pipeline.speed.leg import Leg, Plan, run_leg
+from pipeline.speed.load import DROPPED
+from pipeline.speed.steady import Row
+from pipeline.speed.workloads import Point, Workload, out_of_reach
+from pipeline.tuning import rank
+from pipeline.tuning.spec import OWN, Tuning, Variant
+
+
+def main() -> None:
+    """Tune the cell named by --model --recipe --runtime --target."""
+    args = arguments("model", "recipe", "runtime", "target")
+    cell = Cell(args.model, args.recipe, args.runtime, args.target)
+    params = load_params()
+    cell.check(params)
+    if cell.name not in params.tuning:
+        known = ", ".join(params.tuning) or "none"
+        raise InputError(f"params.yaml has no `tuning` for {cell.name}. It has: {known}.")
+    tuning = params.tuning[cell.name]
+    workload = params.workloads[tuning.workload]
+    folder = Path("calib_data") / f"{params.evaluation.held_out}.{cell.model}"
+    pool = jsonio.read_json(folder / "tokens.json")["input_ids"]
+    raw = Path("artifacts/raw") / cell.name / "tune"
+    scratch = Path(".quantpress/scratch") / f"tune.{cell.name}"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    start = time.monotonic()
+    with ExitStack() as stack:
+        servers, failed = start_all(cell, params, tuning, scratch, stack)
+        print(f"{len(servers)} servers ready after {time.monotonic() - start:.0f} s; failed: {failed}", flush=True)
+        points = in_reach(workload, servers)
+        legs: dict[str, list[Leg]] = {}
+        for number, name in enumerate(rank.order([v for v in tuning.variants if v in servers])):
+            plan = Plan(workload, points, pool, cell.model, True, f"tune.{number}")
+            try:
+                leg = run_leg(plan, servers[name], scratch / f"{number}.{name}")
+            except WorkError as error:
+                if name == OWN:
+                    raise
+                failed[name] = str(error)
+                print(f"leg {number + 1} ({name}) FAILED: {error}", flush=True)
+                continue
+            legs.setdefault(name, []).append(leg)
+            print(f"leg {number + 1} ({name}): {leg.beside['wall_s']:.0f} s", flush=True)
+        facts = {name: server.facts() for name, server in servers.items()}
+    for name, fact in facts.items():
+        fact["log"] = (raw / f"server.{name}.log").as_posix()
+    record = {
+        "schema": rank.SCHEMA,
+        "cell": cell.name,
+        **cell._asdict(),
+        "package_digest": jsonio.read_json(cell.deploy / "manifest.json")["checkpoint"]["digest"],
+        "workload": tuning.workload,
+        "prompt_tokens": workload.prompt_tokens,
+        "output_tokens": workload.output_tokens,
+        "common_options": tuning.options,
+        "variants": {name: v.model_dump() for name, v in tuning.variants.items()},
+        "order": rank.order([v for v in tuning.variants if v in legs]),
+        "points": [rank.point(p, rows_of(legs, p)) for p in points],
+        "client_bound": client_bound(legs, points),
+        "legs": {name: [_beside(leg) for leg in found] for name, found in legs.items()},
+        "failed": failed,
+        "server": facts,
+        "client": {"tool": f"aiperf {versions('aiperf').get('aiperf')}", "endpoint": "/v1/completions"},
+        "host": host.fingerprint(),
+        "locks": lock_hashes("client", facts[OWN]["environment"]),
+        "git_commit": host.git_commit(),
+        "finished_at": host.now(),
+        "wall_s": round(time.monotonic() - start, 1),
+    }
+    shutil.rmtree(raw, ignore_errors=True)
+    raw.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(scratch, raw)
+    jsonio.write_json(Path("artifacts/results") / cell.name / "tune.json", record)
+    print("\n".join(p.text for p in rank.proposals(record)) or "nothing beat the cell's own options", flush=True)
+
+
+def start_all(
+    cell: Cell, params: Params, tuning: Tuning, scratch: Path, stack: ExitStack
+) -> tuple[dict[str, Server], dict[str, str]]:
+    """Start the cell as it is and every variant at once; return those that are ready, and why the others are not.
+
+    Raises:
+        WorkError, InputError: the cell as it is did not start, or a variant's package is not there.
+    """
+    threads = max(1, host.usable_cores() - 1)
+    started: dict[str, Server] = {}
+    failed: dict[str, str] = {}
+    for name, variant in {OWN: None, **tuning.variants}.items():
+        of = cell if variant is None or variant.recipe is None else cell._replace(recipe=variant.recipe)
+        server = Server(of, params, scratch / f"server.{name}.log", threads, change=change_of(tuning, variant))
+        started[name] = stack.enter_context(server)
+    ready = {}
+    for name, server in started.items():
+        try:
+            server.wait_ready()
+        except WorkError as error:
+            if name == OWN:
+                raise
+            failed[name] = str(error)
+            continue
+        ready[name] = server
+    return ready, failed
+
+
+def change_of(tuning: Tuning, variant: Variant | None) -> Change:
+    """Return what a side's server is started with beside its package: the common options, then the variant's own."""
+    if variant is None:
+        return Change(tuning.options, {})
+    return Change(tuning.options | variant.options, variant.variables)
+
+
+def in_reach(workload: Workload, servers: dict[str, Server]) -> list[Point]:
+    """Return the points that every server can hold.
+
+    Raises:
+        InputError: none of them.
+    """
+    why: list[str] = []
+    points = []
+    for point in workload.points:
+        found = [w for s in servers.values() if (w := out_of_reach(point, workload, s.facts()))]
+        if found:
+            why.append(f"{point.name}: {found[0]}")
+        else:
+            points.append(point)
+    if not points:
+        raise InputError(f"The servers hold none of the workload's loads: {'; '.join(why)}.")
+    return points
+
+
+def rows_of(legs: dict[str, list[Leg]], point: Point) -> dict[str, list[list[Row]]]:
+    """Return each side's requests at one load, leg by leg."""
+    return {name: [leg.rows.get(point.name, []) for leg in found] for name, found in legs.items()}
+
+
+def client_bound(legs: dict[str, list[Leg]], points: list[Point]) -> list[str]:
+    """Return the loads at which the client itself was seen at its limit in some leg."""
+    sides = [leg.beside["client"] for found in legs.values() for leg in found]
+    return [p.name for p in points if any((side.get(p.name) or {}).get("bound") for side in sides)]
+
+
+def _beside(leg: Leg) -> dict[str, Any]:
+    return {key: value for key, value in leg.beside.items() if key != "client"}
+
+
+if __name__ == "__main__":
+    for variable in DROPPED:
+        os.environ.pop(variable, None)
+    run_main(main)
