@@ -223,15 +223,21 @@ def read_log(text: str) -> dict[str, Any]:
 
 def death_reason(log: Path) -> str:
     """Return the most telling error line of a server's log: the first exception, not the last."""
-    text = log.read_text(encoding="utf-8", errors="replace")
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    # vLLM warns of a low limit of open files with the text of the error that may follow from it.
+    text = "\n".join(line for line in lines if " WARNING " not in line)
+    # pydantic says in the two lines after its first which field is wrong and how.
+    pydantic = r"(?:\w+\.)*ValidationError: (?:.*\n){2}.*"
     errors = r"(?:\w+\.)*\w*(?:Error|Exception)\b: .*|.*address already in use.*|.*Killed.*"
-    pattern = re.compile(rf"({errors}|\[(?:TRT|TensorRT)-LLM\] ?\[E.*)")
+    pattern = re.compile(rf"({pydantic}|{errors}|\[(?:TRT|TensorRT)-LLM\] ?\[E.*)")
     found = [
-        match[1].strip() for match in pattern.finditer(text) if "Engine core initialization failed" not in match[1]
+        " ".join(match[1].split())
+        for match in pattern.finditer(text)
+        if "Engine core initialization failed" not in match[1]
     ]
     if found:
         return found[0][:300].rstrip(".") + "."
-    last = [line for line in text.splitlines() if line.strip()]
+    last = [line for line in lines if line.strip()]
     return (last[-1].strip()[:300] if last else "it wrote nothing") + "."
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import shutil
 import subprocess
 from statistics import mean
@@ -43,12 +44,18 @@ def processes() -> list[dict[str, str]]:
     return [{"pid": row[0], "name": row[1].rsplit("/", 1)[-1], "memory_mib": row[2]} for row in rows]
 
 
+def visible() -> list[str]:
+    """Return nvidia-smi's option for the GPUs that this process may use: its own, where cells are timed at once."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return ["-i", chosen] if chosen.replace(",", "").isdigit() else []
+
+
 def _smi(arguments: list[str]) -> str | None:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
     try:
-        done = subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run([tool, *visible(), *arguments], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

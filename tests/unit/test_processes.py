@@ -115,6 +115,15 @@ def test_the_cause_of_death_is_the_first_error_not_the_last(tmp_path: Path) -> N
         encoding="utf-8",
     )
     assert serving.death_reason(log) == "ValueError: Model architectures ['Nope'] are not supported for now."
+    log.write_text(
+        "(APIServer pid=1) WARNING 11-30 [system_utils.py:255] This can cause OSError: [Errno 24] Too many open files\n"
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
+        "(APIServer pid=1)   Value error, User-specified max_model_len (100000000) is greater than 8192\n"
+        "(APIServer pid=1) For further information visit ...\n",
+        encoding="utf-8",
+    )
+    assert "max_model_len (100000000) is greater than 8192" in serving.death_reason(log)
+    assert "Errno 24" not in serving.death_reason(log)
     log.write_text("", encoding="utf-8")
     assert "wrote nothing" in serving.death_reason(log)
 

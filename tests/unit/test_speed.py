@@ -322,6 +322,16 @@ def test_the_gpu_is_read_and_throttling_is_named() -> None:
     assert gpu.parse("garbage\n") == []
 
 
+@pytest.mark.parametrize(
+    ("chosen", "asked"), [("1", ["-i", "1"]), ("0,1", ["-i", "0,1"]), ("", []), ("GPU-8f2a", []), (None, [])]
+)
+def test_only_the_gpus_of_this_cell_are_watched(chosen: str | None, asked: list[str], monkeypatch: Any) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    assert gpu.visible() == asked
+
+
 def test_the_clients_export_is_checked_for_units_and_streaming(tmp_path: Any) -> None:
     def record(**changes: Any) -> dict[str, Any]:
         metrics = {k: {"value": 5.0, "unit": "ms"} for k in
