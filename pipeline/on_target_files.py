@@ -1,0 +1,73 @@
+"""Files of a run on a target: what is there already, and what is packed to be brought home."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline import jsonio, manifest
+from pipeline.errors import WorkError
+from pipeline.on_target_order import FILE
+from pipeline.plan import facts_path
+from pipeline.runstage import STATE
+
+# Raw files that a reader of results does not need, by the end of their names.
+BULKY = (".npz", "inputs.json", ".parquet", "server_metrics_export.jsonl", ".raw.jsonl")
+
+
+def keep(out: Path, target: str, models: Iterable[str] = ()) -> None:
+    """Pack a target's results into `out`: results.tar.gz is what git keeps, raw.tar.gz the logs and raw exports.
+
+    `models` were made on the target, so that their facts come home too; any other model's are those of its first fetch.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    results = [*Path("artifacts/results").glob(f"*.{target}"), *Path("artifacts/packages").glob(f"*.{target}")]
+    results += [p for m in models for p in (Path(facts_path(m)), *Path("calib_data").glob(f"*.{m}")) if p.exists()]
+    results += [p for p in (Path(FILE).with_name("dvc.lock"), STATE / "times.jsonl") if p.exists()]
+    raw = [p for p in Path("artifacts/raw").glob(f"*.{target}/**/*") if p.is_file() and not p.name.endswith(BULKY)]
+    raw += [p for p in (STATE / "logs").glob("*.log")]
+    for name, paths in (("results", results), ("raw", raw)):
+        part = out / f".{name}.part"
+        with tarfile.open(part, "w:gz") as tar:
+            for path in sorted(paths):
+                tar.add(path)
+        part.replace(out / f"{name}.tar.gz")
+
+
+def is_there(stage: str) -> bool:
+    """Say whether what a fetch or calibrate stage makes is here, whatever made it.
+
+    A model is, when it has the bytes that its facts name. A calibration set is, when it is in the tree: another
+    Python's own texts would freeze it differently.
+    """
+    kind, _, name = stage.rpartition(":")[2].partition("@")
+    if kind == "calibrate":
+        return (Path("calib_data") / name / "tokens.json").exists()
+    facts, folder = Path(facts_path(name)), Path("artifacts/models") / name
+    return facts.exists() and folder.is_dir() and not manifest.differences(folder, jsonio.read_json(facts)["files"])
+
+
+@contextmanager
+def kept_facts(models: Iterable[str]) -> Iterator[None]:
+    """Put the committed facts of models back after they were fetched again, when the bytes are the same.
+
+    They also name the versions of the libraries that fetched, which differ here, and every stage's digest of its input
+    would with them.
+
+    Raises:
+        WorkError: a model came out with other bytes than the committed ones.
+    """
+    before = {path: path.read_text(encoding="utf-8") for m in models if (path := Path(facts_path(m))).exists()}
+    yield
+    for path, text in before.items():
+        if not path.exists():
+            jsonio.write_text(path, text)
+            continue
+        now, then = jsonio.read_json(path), json.loads(text)
+        if now["files"] != then["files"]:
+            other = [name for name in then["files"] if now["files"].get(name) != then["files"][name]]
+            raise WorkError(f"{path.parent.name} was fetched here with other bytes than {path} says: {other[:5]}.")
+        jsonio.write_text(path, text)
