@@ -10,7 +10,9 @@ import yaml
 
 from pipeline import jsonio, manifest, on_target, plan
 from pipeline.errors import InputError, WorkError
-from pipeline.on_target import FILE, groups, is_there, kept_facts, last_error, needs, order, pending, result
+from pipeline.on_target import last_error
+from pipeline.on_target_files import is_there, kept_facts
+from pipeline.on_target_order import FILE, needs, order, pending, result
 from pipeline.params import load_params
 from pipeline.plan_on_target import is_on_target
 from pipeline.specs import Params
@@ -98,21 +100,29 @@ def test_no_stage_of_a_plain_repro_reads_a_folder_that_a_stage_there_writes() ->
 
 def test_the_most_telling_comes_first(params: Params, made: dict[str, Any]) -> None:
     found = order(params, made, "h200")
-    assert found[0] == f"benchmark@{FP8}"
+    large = "llama-8b-random"
+    assert found[:8] == [
+        f"benchmark@{FP8}",
+        f"benchmark@{large}.int4-g128.vllm.h200",
+        f"tune@{FP8}",
+        f"tune@{large}.int4-g128.vllm.h200",
+        *(f"benchmark@{large}.{recipe}.vllm.h200" for recipe in ("int8-rtn", "fp8-block", "fp8", "w4a8-g128")),
+    ]
     first_quality = next(s for s in found if s.startswith("evaluate@"))
     assert first_quality == "evaluate@smollm2-135m.bf16.vllm.h200"
     assert found.index(f"benchmark@{BF16}") > max(i for i, s in enumerate(found) if s.startswith("evaluate@"))
     assert found[-1].startswith("benchmark@smollm2-135m")
-    there = [name for kind in ("evaluate", "benchmark") for name in made["on_target"][kind] if name.endswith(".h200")]
-    assert len(found) == len(set(found)) == len(there)
+    for target in ("h200", "h200-x2"):
+        ours = order(params, made, target)
+        groups = ("evaluate", "benchmark", "tune", "scaling")
+        there = [f"{kind}@{name}" for kind in groups for name in made["on_target"][kind] if name.endswith(f".{target}")]
+        assert sorted(ours) == sorted(there)
     assert order(params, made, "h100") == []
 
 
-def test_what_is_prepared_together_is_of_one_row_and_kind(params: Params, made: dict[str, Any]) -> None:
-    found = groups(made, order(params, made, "h200"))
-    assert [stage for group in found for stage in group] == order(params, made, "h200")
-    assert [s.split(".")[1] for s in found[0]] == ["fp8-dynamic", "int4-g128", "int8-rtn"]
-    assert all(s.startswith("evaluate@") for s in found[1])
+def test_scaling_comes_after_its_targets_first_row(params: Params, made: dict[str, Any]) -> None:
+    cells = ("benchmark@llama-8b-random.fp8-dynamic", "scaling@llama-8b-random.bf16", "benchmark@llama-8b-random.bf16")
+    assert order(params, made, "h200-x2") == [f"{cell}.vllm.h200-x2" for cell in cells]
 
 
 def test_what_a_stage_needs_is_made_before_it_and_its_baseline_too(made: dict[str, Any]) -> None:
@@ -196,3 +206,24 @@ def test_which_cells_take_their_targets_checkpoint(params: Params) -> None:
     assert is_on_target(params, "smollm2-135m", "int8", "h200")
     assert not is_on_target(params, "smollm2-135m", "int8", "cpu")
     assert not is_on_target(params, "smollm2-135m", "int8", "h100")
+
+
+def test_a_tuning_run_needs_the_packages_that_its_variants_name(made: dict[str, Any]) -> None:
+    def packages(stage: str) -> set[str]:
+        return {chain.split(":package@")[1].split(".")[1] for chain in needs(made, [stage])["chains"]}
+
+    assert packages(f"tune@{FP8}") == {"fp8-dynamic", "fp8", "fp8-block"}
+    assert packages("tune@llama-8b-random.int4-g128.vllm.h200") == {"int4-g128", "w4a8-g128"}
+    assert packages("scaling@llama-8b-random.bf16.vllm.h200-x2") == {"bf16"}
+    assert f"{FILE}:calibrate@docs.llama-8b-random" in needs(made, [f"tune@{FP8}"])["calibrate"]
+
+
+def test_results_of_tuning_and_scaling_are_named_after_them() -> None:
+    assert result("tune@a.b.c.d").as_posix() == "artifacts/results/a.b.c.d/tune.json"
+    assert result("scaling@a.b.c.d").as_posix() == "artifacts/results/a.b.c.d/scaling.json"
+    assert result("benchmark@a.b.c.d").name == "bench.json" and result("evaluate@a.b.c.d").name == "eval.json"
+
+
+def test_the_only_stages_with_a_guess_are_those_of_the_order(params: Params, made: dict[str, Any]) -> None:
+    kinds = {s.split("@")[0] for target in ("h200", "h200-x2") for s in order(params, made, target)}
+    assert kinds == set(on_target.FIRST_GUESS_S)

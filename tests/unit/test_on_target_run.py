@@ -1,0 +1,383 @@
+"""A run on a target with a stand-in for dvc that notes when each stage ran, and on which GPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline import host, on_target, on_target_order, plan, side_by_side
+from pipeline.errors import InputError, WorkError
+from pipeline.params import load_params
+from pipeline.side_by_side import Slots, Task
+from pipeline.specs import Params
+
+ROOT = Path(__file__).parents[2]
+TIMED = ("benchmark@", "tune@", "scaling@")
+BASELINE = "smollm2-135m.bf16.vllm.h200"
+
+
+class Seen(NamedTuple):
+    name: str
+    gpu: str | None
+    start: float
+    end: float
+
+
+class Fake:
+    """What `Run.dvc` is replaced by: takes a moment, fails or raises for the stages that are named."""
+
+    def __init__(self, fails: tuple[str, ...] = (), raises: tuple[str, ...] = (), lasts_s: float = 0.004) -> None:
+        self.fails, self.raises, self.lasts_s = fails, raises, lasts_s
+        self.seen: list[Seen] = []
+        self.lock = threading.Lock()
+
+    def __call__(self, arguments: list[str], gpu: str | None = None) -> str:
+        last = arguments[-1].rpartition(":")[2]
+        start = time.monotonic()
+        time.sleep(self.lasts_s)
+        with self.lock:
+            self.seen.append(Seen(last, gpu, start, time.monotonic()))
+        for name in (a.rpartition(":")[2] for a in arguments):
+            if name in self.fails:
+                raise WorkError(f"{name} does not work.")
+            if name in self.raises:
+                raise RuntimeError(f"{name} broke")
+        return f"Running stage '{last}':"
+
+    def of(self, *kinds: str) -> list[Seen]:
+        return [seen for seen in self.seen if seen.name.startswith(kinds)]
+
+    def names(self) -> list[str]:
+        return [seen.name for seen in self.seen]
+
+    def one(self, name: str) -> Seen:
+        (found,) = [seen for seen in self.seen if seen.name == name]
+        return found
+
+
+@pytest.fixture(scope="module")
+def params() -> Params:
+    return load_params(ROOT / "params.yaml")
+
+
+@pytest.fixture(scope="module")
+def made(params: Params) -> dict[str, Any]:
+    return plan.make_plan(params, plan.known_configs(ROOT, params))
+
+
+Start = Callable[..., on_target.Run]
+
+
+@pytest.fixture
+def start(
+    params: Params, made: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., on_target.Run]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(host, "need_target", lambda *_: None)
+    Path(".git").mkdir()
+    Path("pipeline").mkdir()
+    part = {key: made[key] for key in ("fetch", "calibrate", "on_target")}
+    Path("pipeline/plan.yaml").write_text(yaml.dump(part, Dumper=yaml.CSafeDumper), "utf-8")
+
+    def begin(fake: Fake, target: str = "h200", **how: Any) -> on_target.Run:
+        monkeypatch.setattr(on_target.Run, "dvc", staticmethod(fake))
+        options = {"minutes": None, "jobs": 2, "out": None, "gpus": 2} | how
+        return on_target.Run(params, target, **options)
+
+    return begin
+
+
+def overlap(a: Seen, b: Seen) -> bool:
+    return a.start < b.end and b.start < a.end
+
+
+def most_at_once(seen: list[Seen]) -> int:
+    return max(sum(s.start <= moment.start < s.end for s in seen) for moment in seen)
+
+
+def test_everything_runs_and_nothing_runs_beside_what_is_timed(start: Start, params: Params) -> None:
+    fake = Fake()
+    run = start(fake)
+    assert run() == 0
+    wanted = on_target_order.order(params, run.plan, "h200")
+    assert sorted(run.done) == sorted(wanted)
+    timed, untimed = fake.of(*TIMED), fake.of("package@", "evaluate@", "fetch@", "calibrate@")
+    assert len(timed) + len(fake.of("evaluate@")) == len(wanted)
+    assert max(s.end for s in untimed) <= min(s.start for s in timed)
+    for gpu in ("0", "1"):
+        assert most_at_once([s for s in timed if s.gpu == gpu]) == 1
+        assert most_at_once([s for s in untimed if s.gpu == gpu]) == 2
+    assert {s.gpu for s in timed} == {"0", "1"} and most_at_once(timed) == 2
+    started = [s.name for s in sorted(timed, key=lambda s: s.start)]
+    queue = [s for s in wanted if s.startswith(TIMED)]
+    assert all(abs(started.index(name) - place) <= 1 for place, name in enumerate(queue))
+
+
+def test_an_evaluation_waits_for_its_packages_and_its_baselines_answers_only(start: Start) -> None:
+    fake = Fake()
+    start(fake)()
+    packages = fake.of("package@")
+    base = fake.one(f"evaluate@{BASELINE}")
+    assert fake.one(f"package@{BASELINE}").end <= base.start
+    assert any(s.start > base.start for s in packages), "the baseline is evaluated while others are still made"
+    for seen in fake.of("evaluate@"):
+        assert fake.one(seen.name.replace("evaluate@", "package@")).end <= seen.start
+        assert seen is base or base.end <= seen.start
+
+
+def test_one_gpu_is_left_as_it_is(start: Start) -> None:
+    fake = Fake(lasts_s=0.001)
+    assert start(fake, gpus=1, jobs=3)() == 0
+    assert {s.gpu for s in fake.seen} == {None}
+    assert most_at_once(fake.of(*TIMED)) == 1
+    assert most_at_once(fake.of("package@", "evaluate@")) == 3
+
+
+def test_a_target_of_two_gpus_has_them_to_itself(start: Start) -> None:
+    fake = Fake()
+    assert start(fake, target="h200-x2")() == 0
+    timed = fake.of(*TIMED)
+    assert len(timed) == 3 and {s.gpu for s in timed} == {None} and most_at_once(timed) == 1
+    assert {s.gpu for s in fake.of("package@")} == {"0", "1"}
+
+
+def test_a_chain_that_fails_fails_what_needs_it_and_no_more(start: Start) -> None:
+    broken = "quantize@llama-8b-random.fp8.h200"
+    fake = Fake(fails=(broken,))
+    run = start(fake)
+    assert run() == 1
+    package = "package@llama-8b-random.fp8.vllm.h200"
+    cells = ("benchmark@llama-8b-random.fp8.vllm.h200", "tune@llama-8b-random.fp8-dynamic.vllm.h200")
+    assert set(run.failed) == {package, *cells}
+    for stage in cells:
+        assert run.failed[stage] == f"not run, because {package} failed: {broken} does not work."
+        assert stage not in fake.names()
+    assert "benchmark@llama-8b-random.fp8-dynamic.vllm.h200" in run.done
+
+
+def test_without_the_baselines_answers_nothing_is_compared(start: Start) -> None:
+    fake = Fake(fails=(f"evaluate@{BASELINE}",))
+    run = start(fake)
+    assert run() == 1
+    assert [s.name for s in fake.of("evaluate@")] == [f"evaluate@{BASELINE}"]
+    assert "not run, because evaluate@smollm2-135m.bf16" in run.failed["evaluate@smollm2-135m.fp8.vllm.h200"]
+    assert len([s for s in run.done if s.startswith(TIMED)]) == len(fake.of(*TIMED)) == 18
+
+
+def test_a_fetch_that_fails_leaves_the_other_models(start: Start) -> None:
+    fake = Fake(fails=("fetch@llama-8b-random",))
+    run = start(fake)
+    assert run() == 1
+    assert not [s for s in fake.names() if "llama" in s and not s.startswith("fetch@")]
+    assert len(run.done) == 18 and all("smollm2" in stage for stage in run.done)
+    why = run.failed["tune@llama-8b-random.fp8-dynamic.vllm.h200"]
+    assert why == "not run, because fetch@llama-8b-random failed: fetch@llama-8b-random does not work."
+
+
+def test_an_error_nobody_thought_of_loses_its_own_stage_only(start: Start, tmp_path: Path) -> None:
+    stages = ("evaluate@smollm2-135m.awq.vllm.h200", "benchmark@smollm2-135m.awq.vllm.h200")
+    run = start(Fake(raises=stages), out=tmp_path / "home")
+    assert run() == 1
+    assert run.failed == {stage: f"RuntimeError: {stage} broke" for stage in stages}
+    assert len(run.done) + 2 == len(on_target_order.order(run.params, run.plan, "h200"))
+    assert "Traceback" in Path(".quantpress/logs/on_target.log").read_text("utf-8")
+    with tarfile.open(tmp_path / "home/raw.tar.gz") as tar:
+        assert tar.getnames() == [".quantpress/logs/on_target.log"]
+
+
+def test_results_are_packed_after_every_stage_and_a_failure_there_stops_nothing(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[int] = []
+
+    def keep(*_: Any) -> None:
+        calls.append(len(calls))
+        if len(calls) == 2:
+            raise FileNotFoundError("gone meanwhile")
+
+    monkeypatch.setattr(on_target, "keep", keep)
+    fake = Fake(lasts_s=0.0)
+    assert start(fake, out=tmp_path)() == 0
+    assert len(calls) == len(fake.of("package@", "evaluate@", *TIMED)) + 1
+    assert "could not pack the results, will try after the next stage: gone meanwhile" in capsys.readouterr().out
+
+
+def test_what_there_is_no_time_for_is_listed_and_not_made(start: Start) -> None:
+    fake = Fake()
+    run = start(fake, minutes=200 / 60)  # an evaluation (150 s) fits, no timing does
+    assert run() == 1
+    assert not fake.of(*TIMED) and len(fake.of("evaluate@")) == 9
+    assert not [s for s in fake.names() if "llama" in s]
+    assert len(run.skipped) == len(set(run.skipped)) == 18
+
+
+def test_time_that_runs_out_on_the_way_is_seen_before_each_stage(start: Start, params: Params) -> None:
+    fake = Fake(lasts_s=0.02)
+    run = start(fake, minutes=1000)
+    measured = {kind: 0.02 for kind in on_target.FIRST_GUESS_S}
+    run.guess_s |= measured
+    run.deadline = time.monotonic() + 0.25
+    end = run.deadline
+    assert run() == 1
+    assert all(s.start < end for s in fake.of("evaluate@", "package@", *TIMED))
+    assert run.done or run.skipped
+    assert not set(run.done) & set(run.skipped) and not run.failed
+    assert sorted([*run.done, *run.skipped]) == sorted(on_target_order.order(params, run.plan, "h200"))
+
+
+def test_the_baselines_answers_are_made_again_where_they_are_not(
+    start: Start, params: Params, made: dict[str, Any]
+) -> None:
+    wanted = on_target_order.order(params, made, "h200")
+    start(Fake())  # for its empty folder
+    one = "evaluate@smollm2-135m.fp8.vllm.h200"
+    assert on_target_order.with_references(made, wanted, [one]) == [f"evaluate@{BASELINE}", one]
+    Path(made["on_target"]["evaluate"][one.split("@")[1]]["reference"]).mkdir(parents=True)
+    assert on_target_order.with_references(made, wanted, [one]) == [one]
+
+
+def test_progress_names_the_gpu(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    start(Fake(lasts_s=0.0))()
+    said = capsys.readouterr().out
+    assert " on GPU 0\n" in said and " on GPU 1\n" in said
+    start(Fake(lasts_s=0.0), target="h200-x2")()
+    assert "scaling@llama-8b-random.bf16.vllm.h200-x2: 0 s on all GPUs" in capsys.readouterr().out
+
+
+def test_gpus_that_may_be_seen_are_the_ones_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert on_target.gpu_names(2) == ["3", "5"]
+    assert on_target.gpu_names(1) == [None]
+    with pytest.raises(InputError, match="--gpus 3 wants more GPUs than CUDA_VISIBLE_DEVICES=3,5"):
+        on_target.gpu_names(3)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert on_target.gpu_names(3) == ["0", "1", "2"]
+
+
+SLEEPER = """
+import os, sys, time
+from pathlib import Path
+from pipeline import on_target, side_by_side
+from pipeline.side_by_side import Slots, Task
+run = on_target.Run.__new__(on_target.Run)
+run.__dict__.update(out=None, stopped=False, writing=on_target.threading.Lock(), keeping=on_target.threading.Lock(),
+    jobs_running=set(), failed={}, done=[], guess_s={}, gpus=[None], start=time.monotonic(), target="cpu", plan={})
+run.params = type("P", (), {"targets": {"cpu": None}})
+on_target.host.need_target = lambda *_: None
+Path("dvc").mkdir(); Path("dvc/__init__.py").touch(); Path("dvc/__main__.py").write_text(
+    "import os, sys, time\\nif 'slow' in sys.argv[-1]:\\n    print(os.getpid(), flush=True)\\n"
+    "    open(sys.argv[-1] + '.pid', 'w').write(str(os.getpid()))\\n    time.sleep(60)\\n")
+run._all = lambda: side_by_side.run(
+    [Task(f"evaluate@{n}", (f"slow{n}",)) for n in "ab"], Slots([None], 2), lambda _: True, run._work)
+sys.exit(run())
+"""
+
+
+def test_ctrl_c_ends_every_stage_that_runs(tmp_path: Path) -> None:
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), "."])}
+    job = subprocess.Popen([sys.executable, "-c", SLEEPER], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
+    files = [tmp_path / f"slow{n}.pid" for n in "ab"]
+    deadline = time.monotonic() + 30
+    while not all(f.exists() and f.read_text() for f in files) and time.monotonic() < deadline and job.poll() is None:
+        time.sleep(0.05)
+    assert job.poll() is None, job.stderr and job.stderr.read()
+    pids = [int(f.read_text()) for f in files]
+    job.send_signal(signal.SIGINT)
+    _, said = job.communicate(timeout=30)
+    assert "KeyboardInterrupt" in said
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> list[Task]:
+    count = draw(st.integers(0, 12))
+    tasks = []
+    for number in range(count):
+        after = draw(st.sets(st.integers(0, number - 1), max_size=3)) if number else set()
+        tasks.append(Task(str(number), (), tuple(map(str, after)), draw(st.booleans())))
+    return draw(st.permutations(tasks))
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(), st.integers(1, 3), st.integers(1, 3), st.booleans(), st.sets(st.integers(0, 11), max_size=3))
+def test_no_place_is_given_twice_and_nothing_starts_before_its_needs(
+    tasks: list[Task], gpus: int, each: int, alone: bool, broken: set[int]
+) -> None:
+    lock = threading.Lock()
+    now: list[tuple[Task, str | None]] = []
+    ended: set[str] = set()
+
+    def work(task: Task, gpu: str | None) -> None:
+        with lock:
+            now.append((task, gpu))
+            assert set(task.after) <= ended
+            for name in map(str, range(gpus)):
+                assert sum(t.everywhere or g == name for t, g in now) <= each
+            assert not (alone and len(now) > 1 and any(t.everywhere for t, _ in now))
+            assert (gpu is None) == task.everywhere
+        time.sleep(0.0005)
+        with lock:
+            now.remove((task, gpu))
+            ended.add(task.name)
+        if int(task.name) in broken:
+            raise RuntimeError(f"task {task.name}")
+
+    slots = Slots(map(str, range(gpus)), each, alone)
+    try:
+        side_by_side.run(tasks, slots, lambda _: True, work)
+    except RuntimeError:
+        assert broken
+    assert ended == {task.name for task in tasks}
+    assert slots.used == [0] * gpus
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.booleans(), max_size=12), st.integers(1, 3))
+def test_in_order_nothing_overtakes(everywhere: list[bool], gpus: int) -> None:
+    asked: list[str] = []
+    tasks = [Task(str(n), (), (), every) for n, every in enumerate(everywhere)]
+
+    def ready(task: Task) -> bool:
+        asked.append(task.name)
+        return int(task.name) % 4 != 3
+
+    side_by_side.run(tasks, Slots(map(str, range(gpus)), 1, True), ready, lambda *_: time.sleep(0.0005), in_order=True)
+    assert asked == [task.name for task in tasks]
+
+
+def test_tasks_that_wait_for_each_other_are_no_endless_wait() -> None:
+    tasks = [Task("a", (), ("b",)), Task("b", (), ("a",))]
+    for in_order in (False, True):
+        with pytest.raises(ValueError, match="wait for each other: a, b"):
+            side_by_side.run(tasks, Slots([None], 1), lambda _: True, lambda *_: None, in_order)
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_whatever_is_pending_every_package_it_serves_is_made_first(data: st.DataObject, made: dict[str, Any]) -> None:
+    every = [f"{kind}@{name}" for kind in on_target.FIRST_GUESS_S for name in made["on_target"][kind]]
+    todo = data.draw(st.lists(st.sampled_from(every), unique=True))
+    tasks = {task.name: task for task in on_target_order.untimed(made, todo, False)}
+    chains = {name for name in tasks if name.startswith("package@")}
+    assert chains == {f"package@{p}" for stage in todo for p in on_target_order.packages_of(made, stage)}
+    assert {n for n in tasks if n.startswith("evaluate@")} | {
+        task.name for task in on_target_order.timed(todo, False)
+    } == set(todo)
+    using = on_target_order.users(made, todo)
+    assert set(todo) == {stage for found in using.values() for stage in found}
+    assert chains <= set(using)
