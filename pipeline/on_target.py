@@ -137,12 +137,12 @@ class Run:
         wanted = order(self.params, self.plan, self.target)
         todo = pending(wanted, self.dvc)
         self.say(f"{len(wanted) - len(todo)} of {len(wanted)} measurements are there already, {len(todo)} to do")
-        todo = [s for s in with_references(self.plan, wanted, todo) if self._has_time(s)]
+        todo = with_references(self.plan, wanted, todo)
         self.users = users(self.plan, todo)
         self._prepare(todo)
         todo = [stage for stage in todo if stage not in self.failed and stage not in self.skipped]
         run(untimed(self.plan, todo, self.everywhere), Slots(self.gpus, self.jobs), self._ready, self._work)
-        run(timed(todo, self.everywhere), Slots(self.gpus, 1, alone=True), self._ready, self._work, in_order=True)
+        run(timed(todo, self.everywhere), Slots(self.gpus, 1), self._ready, self._work, in_order=True)
 
     def _prepare(self, todo: list[str]) -> None:
         """Fetch and calibrate, one after the other; what fails takes along only the stages that need it."""

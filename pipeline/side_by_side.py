@@ -29,34 +29,29 @@ class Task(NamedTuple):
 class Slots:
     """Places on GPUs: at most `each` tasks at a time on every one; `gpus` are their names, None where none is chosen.
 
-    With `alone`, what needs every GPU has them to itself, else it takes one place on each.
+    What needs every GPU takes one place on each, and with one place a GPU has them all to itself.
     """
 
-    def __init__(self, gpus: Iterable[str | None], each: int, alone: bool = False) -> None:
+    def __init__(self, gpus: Iterable[str | None], each: int) -> None:
         """Start with every place free."""
         self.gpus = list(gpus)
-        self.each, self.alone = each, alone
+        self.each = each
         self.used = [0] * len(self.gpus)
 
     def take(self, task: Task) -> list[int] | None:
-        """Take the task's places, on the GPU with the fewest taken; None when there is no room now."""
-        if task.everywhere:
-            room = not any(self.used) if self.alone else max(self.used) < self.each
-            places = list(range(len(self.gpus)))
-            taken = self.each if self.alone else 1
-        else:
-            place = min(range(len(self.gpus)), key=self.used.__getitem__)
-            room, places, taken = self.used[place] < self.each, [place], 1
-        if not room:
+        """Take the task's places, one, on the GPU with the fewest taken, or one on each; None without room now."""
+        every = list(range(len(self.gpus)))
+        places = every if task.everywhere else [min(every, key=self.used.__getitem__)]
+        if any(self.used[place] >= self.each for place in places):
             return None
         for place in places:
-            self.used[place] += taken
+            self.used[place] += 1
         return places
 
-    def give_back(self, task: Task, places: list[int]) -> None:
+    def give_back(self, places: list[int]) -> None:
         """Free what `take` returned."""
         for place in places:
-            self.used[place] -= self.each if task.everywhere and self.alone else 1
+            self.used[place] -= 1
 
     def gpu(self, task: Task, places: list[int]) -> str | None:
         """Return the GPU that the task may see, None when it sees what this process sees."""
@@ -99,11 +94,11 @@ def run(
                 if ready(task):
                     running[pool.submit(work, task, slots.gpu(task, places))] = task, places
                 else:
-                    slots.give_back(task, places)
+                    slots.give_back(places)
             if running:
                 ended, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in ended:
-                    slots.give_back(*running.pop(future))
+                    slots.give_back(running.pop(future)[1])
                     raised += [error] if (error := future.exception()) else []
             elif waiting and not startable(waiting, set(), in_order):
                 raise ValueError(f"These wait for each other: {', '.join(waiting)}.")

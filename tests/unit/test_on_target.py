@@ -123,6 +123,10 @@ def test_the_most_telling_comes_first(params: Params, made: dict[str, Any]) -> N
 def test_scaling_comes_after_its_targets_first_row(params: Params, made: dict[str, Any]) -> None:
     cells = ("benchmark@llama-8b-random.fp8-dynamic", "scaling@llama-8b-random.bf16", "benchmark@llama-8b-random.bf16")
     assert order(params, made, "h200-x2") == [f"{cell}.vllm.h200-x2" for cell in cells]
+    there = made["on_target"]
+    both = {"on_target": there | {"scaling": {BF16: there["benchmark"][BF16]}}}
+    found = order(params, both, "h200")
+    assert [stage.split("@")[0] for stage in found[:6]] == ["benchmark"] * 2 + ["tune"] * 2 + ["scaling", "benchmark"]
 
 
 def test_what_a_stage_needs_is_made_before_it_and_its_baseline_too(made: dict[str, Any]) -> None:

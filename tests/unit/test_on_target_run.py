@@ -156,6 +156,33 @@ def test_a_target_of_two_gpus_has_them_to_itself(start: Start) -> None:
     assert {s.gpu for s in fake.of("package@")} == {"0", "1"}
 
 
+def test_scaling_is_alone_and_overtaken_by_nothing_where_cells_take_one_gpu_each(start: Start) -> None:
+    fake = Fake(lasts_s=0.02)
+    run = start(fake, target="h200-x2")
+    run.everywhere = False
+    assert run() == 0
+    (scaling,) = fake.of("scaling@")
+    first, last = (fake.one(f"benchmark@llama-8b-random.{r}.vllm.h200-x2") for r in ("fp8-dynamic", "bf16"))
+    assert scaling.gpu is None and {first.gpu, last.gpu} <= {"0", "1"}
+    assert first.end <= scaling.start and scaling.end <= last.start
+
+
+def test_an_evaluation_of_a_cell_over_all_gpus_sees_all(made: dict[str, Any]) -> None:
+    tasks = on_target_order.untimed(made, [f"evaluate@{BASELINE}"], True)
+    assert [(task.name.split("@")[0], task.everywhere) for task in tasks] == [("package", False), ("evaluate", True)]
+
+
+def test_what_was_not_made_for_want_of_time_is_not_measured_when_guesses_shrink(start: Start) -> None:
+    fake = Fake()
+    run = start(fake, minutes=1)
+    cell = "llama-8b-random.bf16.vllm.h200"
+    run.users = {f"package@{cell}": [f"benchmark@{cell}"]}
+    assert not run._ready(Task(f"package@{cell}", ()))
+    run.guess_s["benchmark"] = 1.0
+    assert not run._ready(Task(f"benchmark@{cell}", ()))
+    assert run.skipped == [f"benchmark@{cell}"]
+
+
 def test_a_chain_that_fails_fails_what_needs_it_and_no_more(start: Start) -> None:
     broken = "quantize@llama-8b-random.fp8.h200"
     fake = Fake(fails=(broken,))
@@ -314,9 +341,9 @@ def graphs(draw: st.DrawFn) -> list[Task]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(graphs(), st.integers(1, 3), st.integers(1, 3), st.booleans(), st.sets(st.integers(0, 11), max_size=3))
+@given(graphs(), st.integers(1, 3), st.integers(1, 3), st.sets(st.integers(0, 11), max_size=3))
 def test_no_place_is_given_twice_and_nothing_starts_before_its_needs(
-    tasks: list[Task], gpus: int, each: int, alone: bool, broken: set[int]
+    tasks: list[Task], gpus: int, each: int, broken: set[int]
 ) -> None:
     lock = threading.Lock()
     now: list[tuple[Task, str | None]] = []
@@ -328,7 +355,7 @@ def test_no_place_is_given_twice_and_nothing_starts_before_its_needs(
             assert set(task.after) <= ended
             for name in map(str, range(gpus)):
                 assert sum(t.everywhere or g == name for t, g in now) <= each
-            assert not (alone and len(now) > 1 and any(t.everywhere for t, _ in now))
+            assert not (each == 1 and len(now) > 1 and any(t.everywhere for t, _ in now))
             assert (gpu is None) == task.everywhere
         time.sleep(0.0005)
         with lock:
@@ -337,7 +364,7 @@ def test_no_place_is_given_twice_and_nothing_starts_before_its_needs(
         if int(task.name) in broken:
             raise RuntimeError(f"task {task.name}")
 
-    slots = Slots(map(str, range(gpus)), each, alone)
+    slots = Slots(map(str, range(gpus)), each)
     try:
         side_by_side.run(tasks, slots, lambda _: True, work)
     except RuntimeError:
@@ -356,7 +383,7 @@ def test_in_order_nothing_overtakes(everywhere: list[bool], gpus: int) -> None:
         asked.append(task.name)
         return int(task.name) % 4 != 3
 
-    side_by_side.run(tasks, Slots(map(str, range(gpus)), 1, True), ready, lambda *_: time.sleep(0.0005), in_order=True)
+    side_by_side.run(tasks, Slots(map(str, range(gpus)), 1), ready, lambda *_: time.sleep(0.0005), in_order=True)
     assert asked == [task.name for task in tasks]
 
 
