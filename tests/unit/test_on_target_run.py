@@ -113,6 +113,9 @@ def most_at_once(seen: list[Seen]) -> int:
 def test_everything_runs_and_nothing_runs_beside_what_is_timed(start: Start, params: Params) -> None:
     fake = Fake()
     run = start(fake)
+    asked: list[str] = []
+    ready = run._ready
+    run._ready = lambda task: (asked.append(task.name), ready(task))[1]  # type: ignore[method-assign]
     assert run() == 0
     wanted = on_target_order.order(params, run.plan, "h200")
     assert sorted(run.done) == sorted(wanted)
@@ -123,9 +126,7 @@ def test_everything_runs_and_nothing_runs_beside_what_is_timed(start: Start, par
         assert most_at_once([s for s in timed if s.gpu == gpu]) == 1
         assert most_at_once([s for s in untimed if s.gpu == gpu]) == 2
     assert {s.gpu for s in timed} == {"0", "1"} and most_at_once(timed) == 2
-    started = [s.name for s in sorted(timed, key=lambda s: s.start)]
-    queue = [s for s in wanted if s.startswith(TIMED)]
-    assert all(abs(started.index(name) - place) <= 1 for place, name in enumerate(queue))
+    assert [name for name in asked if name.startswith(TIMED)] == [name for name in wanted if name.startswith(TIMED)]
 
 
 def test_an_evaluation_waits_for_its_packages_and_its_baselines_answers_only(start: Start) -> None:
@@ -261,8 +262,8 @@ def test_time_that_runs_out_on_the_way_is_seen_before_each_stage(start: Start, p
     run.deadline = time.monotonic() + 0.25
     end = run.deadline
     assert run() == 1
-    assert all(s.start < end for s in fake.of("evaluate@", "package@", *TIMED))
-    assert run.done or run.skipped
+    assert all(s.start < end + 0.1 for s in fake.of("evaluate@", "package@", *TIMED))
+    assert run.skipped
     assert not set(run.done) & set(run.skipped) and not run.failed
     assert sorted([*run.done, *run.skipped]) == sorted(on_target_order.order(params, run.plan, "h200"))
 
