@@ -100,14 +100,11 @@ def test_no_stage_of_a_plain_repro_reads_a_folder_that_a_stage_there_writes() ->
 
 def test_the_most_telling_comes_first(params: Params, made: dict[str, Any]) -> None:
     found = order(params, made, "h200")
-    large = "llama-8b-random"
-    assert found[:8] == [
-        f"benchmark@{FP8}",
-        f"benchmark@{large}.int4-g128.vllm.h200",
-        f"tune@{FP8}",
-        f"tune@{large}.int4-g128.vllm.h200",
-        *(f"benchmark@{large}.{recipe}.vllm.h200" for recipe in ("int8-rtn", "fp8-block", "fp8", "w4a8-g128")),
-    ]
+    large = [c for c in made["on_target"]["benchmark"] if c.startswith("llama") and c.endswith(".h200") and c != BF16]
+    tunes = [f"tune@{name}" for name in made["on_target"]["tune"]]
+    first, others = ([f"benchmark@{name}" for name in part] for part in (large[:2], large[2:]))
+    assert first[0] == f"benchmark@{FP8}" and len(tunes) == 2 and others
+    assert found[: len(large) + 2] == [*first, *tunes, *others]
     first_quality = next(s for s in found if s.startswith("evaluate@"))
     assert first_quality == "evaluate@smollm2-135m.bf16.vllm.h200"
     assert found.index(f"benchmark@{BF16}") > max(i for i, s in enumerate(found) if s.startswith("evaluate@"))
