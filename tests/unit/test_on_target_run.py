@@ -301,7 +301,7 @@ SLEEPER = """
 import os, sys, time
 from pathlib import Path
 from pipeline import on_target, side_by_side
-from pipeline.side_by_side import Task
+from pipeline.side_by_side import Slots, Task
 run = on_target.Run.__new__(on_target.Run)
 run.__dict__.update(out=None, stopped=False, writing=on_target.threading.Lock(), keeping=on_target.threading.Lock(),
     jobs_running=set(), failed={}, done=[], guess_s={}, gpus=[None], start=time.monotonic(), target="cpu", plan={})
