@@ -111,7 +111,7 @@ def most_at_once(seen: list[Seen]) -> int:
 
 
 def test_everything_runs_and_nothing_runs_beside_what_is_timed(start: Start, params: Params) -> None:
-    fake = Fake()
+    fake = Fake(lasts_s=0.03)
     run = start(fake)
     asked: list[str] = []
     ready = run._ready
@@ -130,7 +130,7 @@ def test_everything_runs_and_nothing_runs_beside_what_is_timed(start: Start, par
 
 
 def test_an_evaluation_waits_for_its_packages_and_its_baselines_answers_only(start: Start) -> None:
-    fake = Fake()
+    fake = Fake(lasts_s=0.03)
     start(fake)()
     packages = fake.of("package@")
     base = fake.one(f"evaluate@{BASELINE}")
@@ -142,7 +142,7 @@ def test_an_evaluation_waits_for_its_packages_and_its_baselines_answers_only(sta
 
 
 def test_one_gpu_is_left_as_it_is(start: Start) -> None:
-    fake = Fake(lasts_s=0.001)
+    fake = Fake(lasts_s=0.03)
     assert start(fake, gpus=1, jobs=3)() == 0
     assert {s.gpu for s in fake.seen} == {None}
     assert most_at_once(fake.of(*TIMED)) == 1
