@@ -13,6 +13,7 @@ def _plan(args: argparse.Namespace) -> int:
     from pipeline import jsonio, plan
     from pipeline.memory.cells import compact
     from pipeline.params import load_params
+    from pipeline.tuning.propose import proposed
 
     params = load_params(PARAMS)
     configs = plan.known_configs(Path("."), params)
@@ -26,7 +27,9 @@ def _plan(args: argparse.Namespace) -> int:
     if not plan.PLAN.exists() or plan.PLAN.read_text(encoding="utf-8") != text:
         jsonio.write_text(plan.PLAN, text)
     print(plan.table(made))
-    print(f"\n{serving}" if serving else "", end="\n" if serving else "")
+    for part in (serving, proposed(Path("."), [cell["cell"] for cell in made["cells"]])):
+        if part:
+            print(f"\n{part}")
     return 0
 
 

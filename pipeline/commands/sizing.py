@@ -34,6 +34,7 @@ def _serving(args: argparse.Namespace) -> int:
     from pipeline.errors import InputError, unknown
     from pipeline.memory.cells import CellIds, sizes
     from pipeline.params import load_params
+    from pipeline.tuning.propose import proposed, read_tune, tuned
 
     params = load_params(PARAMS)
     configs = plan.known_configs(Path("."), params)
@@ -45,7 +46,15 @@ def _serving(args: argparse.Namespace) -> int:
         raise InputError(f"{cell['model']} is not fetched yet. Run `uv run dvc repro fetch@{cell['model']}`.")
     ids = CellIds(*(cell[key] for key in CellIds._fields))
     found = sizes(params, ids, configs[cell["model"]], cell["verdict"])
-    print(json.dumps(found, indent=1) if args.json else _serving_text(found))
+    if args.json:
+        doc = read_tune(Path("."), args.cell)
+        run = tuned(doc, args.cell) if doc else None
+        found["tuned"] = run and run._asdict() | {"offers": [offer._asdict() for offer in run.offers]}
+        print(json.dumps(found, indent=1))
+    else:
+        print(_serving_text(found))
+        if tried := proposed(Path("."), [args.cell]):
+            print(tried)
     return 2 if found["problem"] else 0
 
 
