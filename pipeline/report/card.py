@@ -35,9 +35,12 @@ def card_text(report: dict[str, Any], cell: dict[str, Any], group: dict[str, Any
     environment.globals.update(show=text.show, span=text.span, missing=text.missing, words=words, lookup=text.lookup)
     noise = group["noise_floor"] if group else None
     launch = cell["package"]["launch"]
+    mine = {key: [row for row in report["tuning"][key] if row["cell"] == cell["cell"]] for key in ("tuned", "scaled")}
+    paying = [row for row in group["paying"] if row["cell"] == cell["cell"]] if group else []
     return environment.get_template("card.md.j2").render(
-        report=report, cell=cell, model=report["models"][cell["model"]], noise=noise, launch=launch
-    )
+        tuned=[row for row in mine["tuned"] if not row["missing"]], scaled=mine["scaled"], paying=paying,
+        report=report, cell=cell, model=report["models"][cell["model"]], noise=noise, launch=launch,
+    )  # fmt: skip
 
 
 def plain(value: Any) -> str:

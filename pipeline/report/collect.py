@@ -14,8 +14,11 @@ from pipeline.calibration import FEW_SAMPLES
 from pipeline.report.answer import RULES, answer, noise_floor, reference_point
 from pipeline.report.cells import NOT_QUANTIZED, build_cell
 from pipeline.report.choice import choice_section
+from pipeline.report.paying import paying_rows
 from pipeline.report.sizes import sizes_section
 from pipeline.report.sources import Doc, plain, read_doc, read_yaml
+from pipeline.report.tuning import problems as tuning_problems
+from pipeline.report.tuning import tuning_section
 from pipeline.report.verdicts import floor_lines
 from pipeline.shapes import SPEED_ONLY
 
@@ -29,8 +32,8 @@ def collect(root: Path) -> dict[str, Any]:
 
     Keys of the report: schema, models, targets (groups with measurements: one per target, runtime and
     model), planned (cells of targets this run did not include), refusals, not_measured, calibration,
-    warnings, sizes (predicted memory and speed), choice (see choice.py), rules, method. Numbers are facts
-    (see sources.py), those of `sizes` and `choice` aside. The same files give the same report.
+    warnings, sizes (predicted memory and speed), choice (see choice.py), tuning (see tuning.py), rules,
+    method. Numbers are facts (see sources.py), those of `sizes`, `choice` and `tuning` aside. The same files give the same report.
     """
     params, plan = read_yaml(root, "params.yaml"), read_yaml(root, "pipeline/plan.yaml")
     entries, problems = _entries(root, plan)
@@ -41,9 +44,12 @@ def collect(root: Path) -> dict[str, Any]:
     groups, planned = _groups(list(cells.values()), params)
     for group in groups:
         group["quality_floor"] = floor_lines(root, group["baseline"])
+        group["paying"] = paying_rows(root, params, group)
+    tuning = tuning_section(root, params, list(cells.values()))
     models = {m: _model(root, m, params) for m in dict.fromkeys(e["model"] for e in entries)}
     problems += [{"what": d.path, "reason": d.problem} for d in (params, plan) if d.problem]
     problems += [{"what": m["path"], "reason": m["problem"]} for m in models.values() if m["problem"]]
+    problems += tuning_problems(tuning)
     calibration = _calibration(root, list(cells.values()))
     report = {
         "schema": SCHEMA,
@@ -56,6 +62,7 @@ def collect(root: Path) -> dict[str, Any]:
         "warnings": _warnings(root, groups, calibration, set(cells)),
         "sizes": sizes_section(root, params, groups, planned),
         "choice": choice_section(root),
+        "tuning": tuning,
         "rules": RULES,
         "method": _method(groups, models),
     }
