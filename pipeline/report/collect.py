@@ -33,7 +33,8 @@ def collect(root: Path) -> dict[str, Any]:
     Keys of the report: schema, models, targets (groups with measurements: one per target, runtime and
     model), planned (cells of targets this run did not include), refusals, not_measured, calibration,
     warnings, sizes (predicted memory and speed), choice (see choice.py), tuning (see tuning.py), rules,
-    method. Numbers are facts (see sources.py), those of `sizes`, `choice` and `tuning` aside. The same files give the same report.
+    method. Numbers are facts (see sources.py), those of `sizes`, `choice` and `tuning` aside. The same files
+    give the same report.
     """
     params, plan = read_yaml(root, "params.yaml"), read_yaml(root, "pipeline/plan.yaml")
     entries, problems = _entries(root, plan)
