@@ -23,7 +23,7 @@ def check_tuning(params: Params, where: str) -> None:
         if cell.recipe not in made:
             raise InputError(
                 f"{place}: no matrix row measures this cell; add one with `measure: on-target`, or "
-                f" name one of its recipes: {', '.join(made) or 'none yet'}."
+                f"name one of its recipes: {', '.join(made) or 'none yet'}."
             )
         if tuning.workload not in params.workloads:
             raise unknown("workload", tuning.workload, params.workloads, place)

@@ -64,7 +64,8 @@ def test_the_words_of_a_ratio_agree_with_the_rule(ratio: float, noise: float) ->
 
 
 def test_words_of_a_ratio() -> None:
-    said = [propose.judge(*a) for a in ((None, 0.1), (1.1, 0.01, 2), (1.1, None), (0.9, 0.06), (0.985, 0.0), (0.9, 0.0))]
+    asked = ((None, 0.1), (1.1, 0.01, 2), (1.1, None), (0.9, 0.06), (0.985, 0.0), (0.9, 0.0))
+    said = [propose.judge(*a) for a in asked]
     assert said == ["not measured", "failed requests", "noise not known", "within noise", "too little", "slower"]
 
 
@@ -196,9 +197,14 @@ def drop(data: dict[str, Any], *keys: Any) -> dict[str, Any]:
     return data
 
 
-@pytest.mark.parametrize("keys", [("points",), ("points", 1, "noise"), ("points", 0, "sides", "own"), ("variants",),
-                                  ("points", 0, "sides", "short-steps", "ratio", "output_tok_s"), ("server",),
-                                  ("variants", "short-steps"), ("package_digest",), ("failed",), ("host",)])  # fmt: skip
+LACKS: list[tuple[Any, ...]] = [
+    ("points",), ("points", 1, "noise"), ("points", 0, "sides", "own"), ("variants",), ("server",), ("host",),
+    ("points", 0, "sides", "short-steps", "ratio", "output_tok_s"), ("variants", "short-steps"), ("failed",),
+    ("package_digest",),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("keys", LACKS)
 def test_a_partial_run_says_what_it_lacks(tmp_path: Path, keys: tuple[Any, ...]) -> None:
     put(tmp_path, drop(tune_json(CELL, DIGEST, {"short-steps": 1.2}), *keys))
     said = propose.proposed(tmp_path, [CELL])

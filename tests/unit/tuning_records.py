@@ -57,7 +57,7 @@ def tune_json(cell: str, digest: str, speeds: dict[str, float], noise: float = 0
 
 def scaling_json(cell: str, both: float = 0.98, parallel: float = 1.5) -> dict[str, Any]:
     """A scaling.json of two GPUs: each of two servers at `both` of alone, one over both at `parallel` times alone."""
-    model, recipe, runtime, target = cell.split(".")
+    model, recipe = cell.split(".")[:2]
     points = [
         scaling.point(load, 2, [leg(1, load)] * 2, {"0": leg(both, load), "1": leg(both, load)}, [leg(parallel, load)])
         for load in LOADS
