@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from pipeline import host, jsonio
-from pipeline.errors import InputError
+from pipeline.errors import InputError, unknown
 from pipeline.making import arguments
 from pipeline.package import Cell
 from pipeline.params import load_params
@@ -21,6 +21,7 @@ from pipeline.program import lock_hashes, run_main, versions
 from pipeline.serving import Change, Server
 from pipeline.speed.leg import Leg, Plan, run_leg
 from pipeline.speed.load import DROPPED
+from pipeline.speed.workloads import Point, Workload
 from pipeline.tuning import scaling
 
 SPLIT = "tensor-parallel-size"
@@ -28,7 +29,7 @@ SPLIT = "tensor-parallel-size"
 
 def main() -> None:
     """Scale the cell named by --model --recipe --runtime --target over the GPUs that its target counts."""
-    args = arguments("model", "recipe", "runtime", "target")
+    args = arguments("model", "recipe", "runtime", "target", optional=("loads",))
     cell = Cell(args.model, args.recipe, args.runtime, args.target)
     params = load_params()
     target = cell.check(params)
@@ -36,6 +37,7 @@ def main() -> None:
         raise InputError(f"Target {cell.target} has one GPU (count); scaling needs two or more.")
     name = params.workloads_of(target)[0]
     workload = params.workloads[name]
+    points = chosen(workload, args.loads)
     folder = Path("calib_data") / f"{params.evaluation.held_out}.{cell.model}"
     pool = jsonio.read_json(folder / "tokens.json")["input_ids"]
     raw = Path("artifacts/raw") / cell.name / "scaling"
@@ -63,7 +65,7 @@ def main() -> None:
         print(f"{len(servers)} servers ready after {time.monotonic() - start:.0f} s", flush=True)
 
         def leg(server: str, label: str) -> Leg:
-            plan = Plan(workload, workload.points, pool, cell.model, True, f"scaling.{label}")
+            plan = Plan(workload, points, pool, cell.model, True, f"scaling.{label}")
             found = run_leg(plan, servers[server], scratch / label)
             print(f"{label}: {found.beside['wall_s']:.0f} s", flush=True)
             return found
@@ -82,6 +84,7 @@ def main() -> None:
         "schema": scaling.SCHEMA,
         "cell": cell.name,
         **cell._asdict(),
+        "package_digest": jsonio.read_json(cell.deploy / "manifest.json")["checkpoint"]["digest"],
         "gpus": len(gpus),
         "workload": name,
         "prompt_tokens": workload.prompt_tokens,
@@ -95,7 +98,7 @@ def main() -> None:
                 {gpu: x.rows.get(p.name, []) for gpu, x in together.items()},
                 [x.rows.get(p.name, []) for x in parallel],
             )
-            for p in workload.points
+            for p in points
         ],
         "server": facts,
         "client": {"tool": f"aiperf {versions('aiperf').get('aiperf')}", "endpoint": "/v1/completions"},
@@ -110,6 +113,21 @@ def main() -> None:
     shutil.move(scratch, raw)
     jsonio.write_json(Path("artifacts/results") / cell.name / "scaling.json", record)
     print(json.dumps({p["name"]: p["efficiency"] for p in record["points"]}), flush=True)
+
+
+def chosen(workload: Workload, loads: str | None) -> list[Point]:
+    """Return the loads named by `--loads c64,c256`; all of the workload's without it.
+
+    Raises:
+        InputError: one that the workload has not.
+    """
+    if loads is None:
+        return list(workload.points)
+    known = {p.name: p for p in workload.points}
+    for name in loads.split(","):
+        if name not in known:
+            raise unknown("load", name, known, "the workload")
+    return [known[name] for name in loads.split(",")]
 
 
 if __name__ == "__main__":
