@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.calibration import FEW_SAMPLES
+from pipeline.report.agreement import agreement_rows
 from pipeline.report.answer import RULES, answer, noise_floor, reference_point
 from pipeline.report.cells import NOT_QUANTIZED, build_cell
 from pipeline.report.choice import choice_section
@@ -32,9 +33,9 @@ def collect(root: Path) -> dict[str, Any]:
 
     Keys of the report: schema, models, targets (groups with measurements: one per target, runtime and
     model), planned (cells of targets this run did not include), refusals, not_measured, calibration,
-    warnings, sizes (predicted memory and speed), choice (see choice.py), tuning (see tuning.py), rules,
-    method. Numbers are facts (see sources.py), those of `sizes`, `choice` and `tuning` aside. The same files
-    give the same report.
+    warnings, sizes (predicted memory and speed), choice (see choice.py), tuning (see tuning.py), agreement
+    (see agreement.py), rules, method. Numbers are facts (see sources.py), those of `sizes`, `choice`, `tuning` and
+    `agreement` aside. The same files give the same report.
     """
     params, plan = read_yaml(root, "params.yaml"), read_yaml(root, "pipeline/plan.yaml")
     entries, problems = _entries(root, plan)
@@ -64,6 +65,7 @@ def collect(root: Path) -> dict[str, Any]:
         "sizes": sizes_section(root, params, groups, planned),
         "choice": choice_section(root),
         "tuning": tuning,
+        "agreement": agreement_rows(root),
         "rules": RULES,
         "method": _method(groups, models),
     }
