@@ -133,7 +133,14 @@ def _scaled(doc: Doc) -> dict[str, Any]:
     ]  # fmt: skip
     names = {"all": "scaling, one server over all GPUs"}
     run = _run(record, lambda name: names.get(name, f"scaling, GPU {name}"))
-    return shown | {"gpus": record["gpus"], "workload": plain(record["workload"]), "loads": loads, "run": run}
+    failed = [{"what": plain(name), "reason": plain(why)} for name, why in (record.get("failed") or {}).items()]
+    return shown | {
+        "gpus": record["gpus"],
+        "workload": plain(record["workload"]),
+        "loads": loads,
+        "run": run,
+        "failed": failed,
+    }
 
 
 def _run(record: dict[str, Any], label: Callable[[str], str]) -> dict[str, Any]:

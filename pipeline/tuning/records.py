@@ -111,6 +111,7 @@ class _ScalingPoint(_Part):
 
 class _Scaling(_Record):
     gpus: int
+    failed: dict[str, str] = {}
     points: Annotated[list[_ScalingPoint], Field(min_length=1)]
 
 

@@ -11,20 +11,119 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from pipeline import host, jsonio
-from pipeline.errors import InputError, unknown
+from pipeline.errors import InputError, WorkError, unknown
 from pipeline.making import arguments
 from pipeline.package import Cell
 from pipeline.params import load_params
 from pipeline.program import lock_hashes, run_main, versions
 from pipeline.serving import Change, Server
+from pipeline.specs import Params
 from pipeline.speed.leg import Leg, Plan, run_leg
 from pipeline.speed.load import DROPPED
+from pipeline.speed.steady import Row
 from pipeline.speed.workloads import Point, Workload
 from pipeline.tuning import scaling
 
 SPLIT = "tensor-parallel-size"
+ALL = "all"
+Legs = dict[str, list[Leg]]
+
+
+class Scaling:
+    """One run: the cell, its loads, its servers and the legs timed so far, by `alone`, a GPU's number, or `all`."""
+
+    def __init__(self, cell: Cell, params: Params, workload: str, points: list[Point], scratch: Path) -> None:
+        """Prepare a run; raise an InputError where the held-out text is missing."""
+        self.cell, self.params, self.scratch = cell, params, scratch
+        self.workload, self.points = workload, points
+        folder = Path("calib_data") / f"{params.evaluation.held_out}.{cell.model}"
+        if not (folder / "tokens.json").is_file():
+            raise InputError(f"{folder} is missing. Run `dvc repro calibrate@{folder.name}`.")
+        self.pool = jsonio.read_json(folder / "tokens.json")["input_ids"]
+        self.gpus = [str(number) for number in range(params.targets[cell.target].count)]
+        self.start = time.monotonic()
+        self.legs: Legs = {}
+        self.facts: dict[str, Any] = {}
+        self.failed: dict[str, str] = {}
+
+    def server(self, name: str, gpus: list[str]) -> Server:
+        """Return the cell's server over `gpus`, not started."""
+        change = Change({SPLIT: len(gpus)}, {"CUDA_VISIBLE_DEVICES": ",".join(gpus)})
+        return Server(self.cell, self.params, self.scratch / f"server.{name}.log", 1, change=change)
+
+    def leg(self, side: str, server: Server) -> None:
+        """Time the loads against a server."""
+        label = f"{sum(map(len, self.legs.values()))}.{side}"
+        spec = self.params.workloads[self.workload]
+        plan = Plan(spec, self.points, self.pool, self.cell.model, True, f"scaling.{label}")
+        found = run_leg(plan, server, self.scratch / label)
+        self.legs.setdefault(side, []).append(found)
+        print(f"{side}: {found.beside['wall_s']:.0f} s", flush=True)
+
+    def cells(self) -> None:
+        """Time one server on the first GPU alone, one on each at once, and the first alone again."""
+        with ExitStack() as stack:
+            servers = {gpu: stack.enter_context(self.server(f"gpu{gpu}", [gpu])) for gpu in self.gpus}
+            for server in servers.values():
+                server.wait_ready()
+            print(f"{len(servers)} servers ready after {time.monotonic() - self.start:.0f} s", flush=True)
+            self.leg("alone", servers[self.gpus[0]])
+            with ThreadPoolExecutor(len(self.gpus)) as pool:
+                list(pool.map(lambda gpu: self.leg(gpu, servers[gpu]), self.gpus))
+            self.leg("alone", servers[self.gpus[0]])
+            self.facts |= {gpu: server.facts() for gpu, server in servers.items()}
+
+    def tensor_parallel(self) -> None:
+        """Time one server over all GPUs. Where it fails, why is kept: what was timed before holds all the same."""
+        server = self.server(ALL, self.gpus)
+        try:
+            with server:
+                server.wait_ready()
+                self.leg(ALL, server)
+                self.facts[ALL] = server.facts()
+        except WorkError as error:
+            self.failed["tensor parallel"] = str(error)
+            print(f"tensor parallel FAILED: {error}", flush=True)
+
+    def rows(self, side: str, point: Point) -> list[list[Row]]:
+        """Return the requests of a side's legs at one load."""
+        return [leg.rows.get(point.name, []) for leg in self.legs.get(side, [])]
+
+    def write(self, complete: bool) -> None:
+        """Write scaling.json with what there is; also half way, because a lent host may be gone before the end."""
+        points = []
+        for p in self.points:
+            together = {gpu: rows[0] for gpu in self.gpus if (rows := self.rows(gpu, p))}
+            points.append(scaling.point(p, len(self.gpus), self.rows("alone", p), together, self.rows(ALL, p)))
+        raw = Path("artifacts/raw") / self.cell.name / "scaling"
+        facts = {name: fact | {"log": (raw / Path(fact["log"]).name).as_posix()} for name, fact in self.facts.items()}
+        spec = self.params.workloads[self.workload]
+        failed = self.failed if complete else {"tensor parallel": "the run ended before it"} | self.failed
+        record = {
+            "schema": scaling.SCHEMA,
+            "cell": self.cell.name,
+            **self.cell._asdict(),
+            "package_digest": jsonio.read_json(self.cell.deploy / "manifest.json")["checkpoint"]["digest"],
+            "gpus": len(self.gpus),
+            "workload": self.workload,
+            "prompt_tokens": spec.prompt_tokens,
+            "output_tokens": spec.output_tokens,
+            "order": "alone, together, alone, tensor parallel",
+            "points": points,
+            "failed": failed,
+            "server": facts,
+            "client": {"tool": f"aiperf {versions('aiperf').get('aiperf')}", "endpoint": "/v1/completions"},
+            "host": host.fingerprint(),
+            "locks": lock_hashes("client", next(iter(facts.values()))["environment"]),
+            "git_commit": host.git_commit(),
+            "finished_at": host.now(),
+            "wall_s": round(time.monotonic() - self.start, 1),
+        }
+        jsonio.write_json(Path("artifacts/results") / self.cell.name / "scaling.json", record)
+        print(json.dumps({p["name"]: p["efficiency"] for p in points}), flush=True)
 
 
 def main() -> None:
@@ -36,83 +135,19 @@ def main() -> None:
     if target.count < 2:
         raise InputError(f"Target {cell.target} has one GPU (count); scaling needs two or more.")
     name = params.workloads_of(target)[0]
-    workload = params.workloads[name]
-    points = chosen(workload, args.loads)
-    folder = Path("calib_data") / f"{params.evaluation.held_out}.{cell.model}"
-    pool = jsonio.read_json(folder / "tokens.json")["input_ids"]
     raw = Path("artifacts/raw") / cell.name / "scaling"
     scratch = Path(".quantpress/scratch") / f"scaling.{cell.name}"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    gpus = [str(number) for number in range(target.count)]
-    start = time.monotonic()
-    with ExitStack() as stack:
-        servers = {
-            gpu: Server(
-                cell, params, scratch / f"server.gpu{gpu}.log", 1,
-                change=Change({SPLIT: 1}, {"CUDA_VISIBLE_DEVICES": gpu}),
-            )
-            for gpu in gpus
-        }  # fmt: skip
-        every = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
-        servers["all"] = Server(
-            cell, params, scratch / "server.all.log", 1, change=Change({SPLIT: target.count}, every)
-        )
-        for server in servers.values():
-            stack.enter_context(server)
-        for server in servers.values():
-            server.wait_ready()
-        print(f"{len(servers)} servers ready after {time.monotonic() - start:.0f} s", flush=True)
-
-        def leg(server: str, label: str) -> Leg:
-            plan = Plan(workload, points, pool, cell.model, True, f"scaling.{label}")
-            found = run_leg(plan, servers[server], scratch / label)
-            print(f"{label}: {found.beside['wall_s']:.0f} s", flush=True)
-            return found
-
-        alone = [leg(gpus[0], "0.alone")]
-        with ThreadPoolExecutor(len(gpus)) as pool_of_threads:
-            together = dict(
-                zip(gpus, pool_of_threads.map(lambda gpu: leg(gpu, f"1.together.gpu{gpu}"), gpus), strict=True)
-            )
-        parallel = [leg("all", "2.tensor-parallel")]
-        alone.append(leg(gpus[0], "3.alone"))
-        facts = {server: found.facts() for server, found in servers.items()}
-    for fact in facts.values():
-        fact["log"] = (raw / Path(fact["log"]).name).as_posix()
-    record = {
-        "schema": scaling.SCHEMA,
-        "cell": cell.name,
-        **cell._asdict(),
-        "package_digest": jsonio.read_json(cell.deploy / "manifest.json")["checkpoint"]["digest"],
-        "gpus": len(gpus),
-        "workload": name,
-        "prompt_tokens": workload.prompt_tokens,
-        "output_tokens": workload.output_tokens,
-        "order": "alone, together, tensor parallel, alone",
-        "points": [
-            scaling.point(
-                p,
-                len(gpus),
-                [x.rows.get(p.name, []) for x in alone],
-                {gpu: x.rows.get(p.name, []) for gpu, x in together.items()},
-                [x.rows.get(p.name, []) for x in parallel],
-            )
-            for p in points
-        ],
-        "server": facts,
-        "client": {"tool": f"aiperf {versions('aiperf').get('aiperf')}", "endpoint": "/v1/completions"},
-        "host": host.fingerprint(),
-        "locks": lock_hashes("client", facts["all"]["environment"]),
-        "git_commit": host.git_commit(),
-        "finished_at": host.now(),
-        "wall_s": round(time.monotonic() - start, 1),
-    }
+    run = Scaling(cell, params, name, chosen(params.workloads[name], args.loads), scratch)
+    run.cells()
+    run.write(complete=False)
+    # Not beside the others: a server that starts would disturb them, and three at once took minutes to start.
+    run.tensor_parallel()
     shutil.rmtree(raw, ignore_errors=True)
     raw.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(scratch, raw)
-    jsonio.write_json(Path("artifacts/results") / cell.name / "scaling.json", record)
-    print(json.dumps({p["name"]: p["efficiency"] for p in record["points"]}), flush=True)
+    run.write(complete=True)
 
 
 def chosen(workload: Workload, loads: str | None) -> list[Point]:

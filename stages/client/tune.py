@@ -45,11 +45,13 @@ def main() -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     start = time.monotonic()
+    legs: dict[str, list[Leg]] = {}
     with ExitStack() as stack:
         servers, failed = start_all(cell, params, tuning, scratch, stack)
         print(f"{len(servers)} servers ready after {time.monotonic() - start:.0f} s; failed: {failed}", flush=True)
         points = in_reach(workload, servers)
-        legs: dict[str, list[Leg]] = {}
+        facts = {name: server.facts() | {"log": (raw / f"server.{name}.log").as_posix()}
+                 for name, server in servers.items()}  # fmt: skip
         for number, name in enumerate(rank.order([v for v in tuning.variants if v in servers])):
             plan = Plan(workload, points, pool, cell.model, True, f"tune.{number}")
             try:
@@ -62,10 +64,25 @@ def main() -> None:
                 continue
             legs.setdefault(name, []).append(leg)
             print(f"leg {number + 1} ({name}): {leg.beside['wall_s']:.0f} s", flush=True)
-        facts = {name: server.facts() for name, server in servers.items()}
-    for name, fact in facts.items():
-        fact["log"] = (raw / f"server.{name}.log").as_posix()
-    record = {
+            # After every leg: a lent host may be gone before the last one. Without it the noise is not known, and
+            # nothing is proposed.
+            found = record(cell, params, points, legs, failed, facts, time.monotonic() - start)
+            jsonio.write_json(Path("artifacts/results") / cell.name / "tune.json", found)
+    shutil.rmtree(raw, ignore_errors=True)
+    raw.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(scratch, raw)
+    print("\n".join(p.text for p in rank.proposals(found)) or "nothing beat the cell's own options", flush=True)
+
+
+def record(
+    cell: Cell, params: Params, points: list[Point], legs: dict[str, list[Leg]], failed: dict[str, str],
+    facts: dict[str, dict[str, Any]], wall_s: float,
+) -> dict[str, Any]:  # fmt: skip
+    """Return what tune.json holds after the legs so far."""
+    tuning = params.tuning[cell.name]
+    workload = params.workloads[tuning.workload]
+    timed = [v for v in tuning.variants if v in legs]
+    return {
         "schema": rank.SCHEMA,
         "cell": cell.name,
         **cell._asdict(),
@@ -75,7 +92,7 @@ def main() -> None:
         "output_tokens": workload.output_tokens,
         "common_options": tuning.options,
         "variants": {name: v.model_dump() for name, v in tuning.variants.items()},
-        "order": rank.order([v for v in tuning.variants if v in legs]),
+        "order": rank.order(timed) if len(legs[OWN]) > 1 else [OWN, *timed],
         "points": [rank.point(p, rows_of(legs, p)) for p in points],
         "client_bound": client_bound(legs, points),
         "legs": {name: [_beside(leg) for leg in found] for name, found in legs.items()},
@@ -86,13 +103,8 @@ def main() -> None:
         "locks": lock_hashes("client", facts[OWN]["environment"]),
         "git_commit": host.git_commit(),
         "finished_at": host.now(),
-        "wall_s": round(time.monotonic() - start, 1),
+        "wall_s": round(wall_s, 1),
     }
-    shutil.rmtree(raw, ignore_errors=True)
-    raw.parent.mkdir(parents=True, exist_ok=True)
-    shutil.move(scratch, raw)
-    jsonio.write_json(Path("artifacts/results") / cell.name / "tune.json", record)
-    print("\n".join(p.text for p in rank.proposals(record)) or "nothing beat the cell's own options", flush=True)
 
 
 def start_all(
