@@ -61,12 +61,20 @@ def load_marks(point: Doc) -> list[str]:
 def gpu_marks(load: Doc) -> list[str]:
     """Return what a reader must know of the GPU while a workload was timed: what throttled it, who else used it."""
     throttled: dict[str, None] = {}
-    shared = False
+    others: dict[str, set[str]] = {}
+    nameless = False
     for leg in load.items("legs"):
         doc = Doc(load.path, leg if isinstance(leg, dict) else {})
-        shared |= doc.raw("gpu", "shared") is True
+        if doc.raw("gpu", "shared") is True:
+            found = {str(p.get("pid")) for p in doc.items("gpu", "other_processes") if isinstance(p, dict)}
+            nameless |= not found
+            others.setdefault(str(doc.raw("side")), set()).update(found)
+        else:
+            others.setdefault(str(doc.raw("side")), set())
         for gpu in doc.items("gpu", "gpus"):
             names = Doc(load.path, gpu if isinstance(gpu, dict) else {}).items("throttled")
             throttled |= dict.fromkeys(map(str, names))
     marks = [f"the GPU was held back: {', '.join(throttled)}"] if throttled else []
-    return [*marks, "other processes used the GPU"] if shared else marks
+    # The other side's server stands on the same GPU, idle: it is a stranger in the legs of one side alone.
+    strangers = set.intersection(*others.values()) if others else set()
+    return [*marks, "other processes used the GPU"] if strangers or nameless else marks

@@ -21,10 +21,11 @@ from pipeline.report.sources import Doc, plain, read_doc, read_yaml
 from pipeline.report.tuning import problems as tuning_problems
 from pipeline.report.tuning import tuning_section
 from pipeline.report.verdicts import floor_lines
-from pipeline.shapes import SPEED_ONLY
+from pipeline.shapes import SPEED_ONLY, is_random
 
 SCHEMA = "quantpress.report/1"
 CELL_KEYS = ("model", "recipe", "runtime", "target")
+GROUP_KEYS = ("target", "runtime", "model")
 HAS_RESULTS = ("measured", "partly measured", f"measured ({SPEED_ONLY})")
 
 
@@ -111,6 +112,8 @@ def _groups(cells: list[dict[str, Any]], params: Doc) -> tuple[list[dict[str, An
         reference = reference_point(members, [str(w) for w in own] if isinstance(own, list) and own else preferred)
         group: dict[str, Any] = {"target": target, "runtime": runtime, "model": model, "reference": reference}
         group["device"] = device
+        random = is_random(str(params.mapping("models", model).get("source")))
+        group["mark"] = SPEED_ONLY if random else None
         group["baseline"] = next((c["cell"] for c in members if c["is_baseline"]), None)
         group["noise_floor"] = noise_floor(members, reference)
         group["cells"] = members
@@ -218,7 +221,7 @@ def _warnings(root: Path, groups: list[dict[str, Any]], calib: list[Any], known:
     found = [{"target": None, "text": text} for entry in calib for text in _calib_warnings(entry)]
     for group in groups:
         texts = [text for cell in group["cells"] for text in _cell_warnings(cell)] + _mixed(group)
-        found += [{"target": group["target"], "text": text} for text in dict.fromkeys(texts)]
+        found += [{key: group[key] for key in GROUP_KEYS} | {"text": text} for text in dict.fromkeys(texts)]
     for path in sorted((root / "artifacts/results").glob("*.*.*.*")):
         if path.is_dir() and path.name not in known:
             found.append({"target": None, "text": f"{path.name} has results but is not in the plan: not shown."})

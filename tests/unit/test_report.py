@@ -228,7 +228,7 @@ def test_open_loads_and_marks_of_a_timing_are_shown(project: Path) -> None:
     point = bench["workloads"]["chat-64-32"]["points"][1]
     point |= {"concurrency": None, "rate": 2.5, "client_bound": True, "drift": {"pct": 7.0, "exceeds_difference": True}}
     gpu = {"shared": True, "gpus": [{"throttled": ["software power cap"]}]}
-    bench["workloads"]["chat-64-32"]["legs"] = [{"side": "A", "gpu": gpu}, {"side": "B", "gpu": None}]
+    bench["workloads"]["chat-64-32"]["legs"] = [{"side": "A", "gpu": gpu}, {"side": "B", "gpu": gpu}]
     path.write_text(json.dumps(bench), encoding="utf-8")
     text = visible(render(project))
     assert "chat-64-32: the GPU was held back: software power cap." in text
