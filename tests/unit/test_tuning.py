@@ -16,6 +16,7 @@ from tuning_records import LOADS, leg, scaling_json, tune_json
 
 from pipeline.errors import InputError
 from pipeline.params import load_params
+from pipeline.plan import make_plan
 from pipeline.serving import changed
 from pipeline.specs import Params
 from pipeline.tuning import propose, rank, scaling
@@ -115,7 +116,7 @@ TUNED = "llama-8b-random.fp8-dynamic.vllm.h200"
 @pytest.mark.parametrize(
     ("cell", "change", "says"),
     [
-        ("llama-8b-random.fp8-dynamic.vllm.h100", {}, "no matrix row measures this cell"),
+        ("llama-8b-random.fp8-dynamo.vllm.h100", {}, "fp8-dynamic"),
         (TUNED, {"workload": "tune-512-12"}, "tune-512-128"),
         (TUNED, {"workload": "closed-mixed"}, "is a mix or a soak"),
         (TUNED, {"workload": "soak-512-256"}, "is a mix or a soak"),
@@ -132,6 +133,15 @@ def test_each_wrong_entry_is_named(cell: str, change: dict[str, Any], says: str)
     with pytest.raises(InputError, match=re.escape(says)) as error:
         check_tuning(wrong, "params.yaml")
     assert f"params.yaml (tuning.{cell})" in str(error.value)
+
+
+def test_a_tuned_cell_that_the_matrix_leaves_out_is_no_error() -> None:
+    """Who narrows the matrix for a day keeps the rest of params.yaml."""
+    params = load_params(ROOT / "params.yaml")
+    narrow = params.model_copy(update={"matrix": params.matrix[:1]})
+    check_tuning(narrow, "params.yaml")
+    assert make_plan(narrow, {})["on_target"]["tune"] == {}
+    assert TUNED in make_plan(params, {})["on_target"]["tune"]
 
 
 def test_options_of_one_start_override_add_and_take_away(tmp_path: Path) -> None:
