@@ -1,8 +1,8 @@
 """How fast is the default run? `uv run python -m tests.speed.measure_repro [--folder F]`; prints one JSON document.
 
 Measured in a clean copy of the working tree: the whole cold run with the time of each stage, a second run with nothing
-changed against DVC's own floor (a pipeline of one stage, and `dvc status` of this one), and which stages a new recipe or
-a bumped lock reruns (dry). `--finished F` leaves the cold run out and takes the clone F, where it has ended.
+changed against DVC's own floor (a pipeline of one stage, and `dvc status` of this one), and which stages a new recipe
+or a bumped lock reruns (dry). `--finished F` leaves the cold run out and takes the clone F, where it has ended.
 A benchmark, not a test: these times depend on the machine, and the load average stands beside them.
 """
 
