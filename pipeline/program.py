@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.metadata
 import os
@@ -24,16 +25,25 @@ def run_main(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print(f"{ERROR_PREFIX}stopped by the user; nothing half-written was kept.", file=sys.stderr, flush=True)
         _leave(1)
-    except OSError as error:
-        traceback.print_exc()
-        advice = " Free some disk and run `uv run dvc repro` again." if error.errno == 28 else ""
-        print(f"{ERROR_PREFIX}{error}.{advice}", file=sys.stderr, flush=True)
-        _leave(1)
     except Exception as error:
         traceback.print_exc()
-        print(f"{ERROR_PREFIX}{type(error).__name__}: {first_line(error)}", file=sys.stderr, flush=True)
+        print(f"{ERROR_PREFIX}{sentence(error)}", file=sys.stderr, flush=True)
         _leave(1)
     _leave(0)
+
+
+def sentence(error: BaseException) -> str:
+    """Return what to say of an error that is none of this project's own.
+
+    A full disk gets its advice whoever met it: libraries written in Rust raise errors of their own for it.
+    """
+    said = first_line(error)
+    if getattr(error, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in str(error):
+        return (
+            f"The disk under {Path.cwd()} is full ({said}). Nothing half-written was kept: free some space "
+            "(`uv run dvc gc -w` drops unused artifacts) and run `uv run dvc repro` again."
+        )
+    return f"{said}." if isinstance(error, OSError) else f"{type(error).__name__}: {said}"
 
 
 def first_line(error: BaseException) -> str:

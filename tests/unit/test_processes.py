@@ -17,6 +17,7 @@ from pipeline.errors import InputError, WorkError
 from pipeline.guard import Guarded
 from pipeline.package import Cell
 from pipeline.params import load_params
+from pipeline.program import sentence
 
 ROOT = Path(__file__).parents[2]
 # A family: a child and a grandchild that ignore TERM, as stuck engine processes do.
@@ -210,3 +211,23 @@ def test_progress_lines_take_carriage_returns_as_line_ends(tmp_path: Path) -> No
     log = tmp_path / "log"
     log.write_bytes(b"start\n\x1b[32m 10% eta 5 s\r 20% eta 4 s\r\n")
     assert runstage.last_line(log) == "20% eta 4 s"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device", "model.safetensors"),
+        RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_is_told_with_what_to_do_whoever_met_it(error: Exception) -> None:
+    said = sentence(error)
+    assert said.startswith("The disk under ") and " is full (" in said
+    assert "dvc gc -w" in said and "dvc repro" in said
+
+
+def test_other_errors_keep_their_own_words() -> None:
+    assert sentence(FileNotFoundError(2, "No such file or directory", "a")) == (
+        "[Errno 2] No such file or directory: 'a'."
+    )
+    assert sentence(KeyError("x")) == "KeyError: 'x'"
