@@ -9,7 +9,8 @@ from typing import Any
 from pipeline.report.sources import Doc, plain, read_doc
 from pipeline.shapes import SPEED_ONLY, is_random
 from pipeline.tuning import scaling
-from pipeline.tuning.propose import NOTHING, command, judge, read_tune, said, tuned, what_changes
+from pipeline.tuning.propose import NOTHING, command, read_tune, said, tuned, what_changes
+from pipeline.tuning.rank import judge
 from pipeline.tuning.spec import OWN
 
 CELL_KEYS = ("model", "recipe", "runtime", "target")

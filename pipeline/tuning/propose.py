@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.report.sources import Doc, plain, read_doc
-from pipeline.tuning.rank import LEAST_GAIN, SCHEMA, Proposal, proposals
+from pipeline.tuning.rank import SCHEMA, Proposal, judge, proposals
 from pipeline.tuning.spec import OWN
 
 NOTHING = "nothing beat the cell's own options by more than the noise"
@@ -103,25 +103,6 @@ def measured_on(record: Mapping[str, Any]) -> str:
     text += str(record["workload"])
     shared = said(record["common_options"])
     return f"{text}, every server with {shared}" if shared else text
-
-
-def judge(ratio: float | None, noise: float | None, errors: int = 0) -> str:
-    """Return how a ratio over the own options is to be taken, by the rule of `rank.proposals`.
-
-    One of 'not measured', 'failed requests', 'noise not known', 'within noise' (twice the distance of the own legs),
-    'too little' (under LEAST_GAIN either way), 'faster', 'slower'.
-    """
-    if ratio is None:
-        return "not measured"
-    if errors:
-        return "failed requests"
-    if noise is None:
-        return "noise not known"
-    if abs(ratio - 1) <= 2 * noise:
-        return "within noise"
-    if abs(ratio - 1) <= LEAST_GAIN:
-        return "too little"
-    return "faster" if ratio > 1 else "slower"
 
 
 def what_changes(variant: Mapping[str, Any]) -> str:

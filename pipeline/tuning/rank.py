@@ -65,6 +65,25 @@ def point(load: Point, legs: Mapping[str, list[list[Row]]]) -> dict[str, Any]:
             "requests": load.count, "noise": noise, "sides": sides}  # fmt: skip
 
 
+def judge(ratio: float | None, noise: float | None, errors: int = 0) -> str:
+    """Return how a ratio over the own options is to be taken.
+
+    One of 'not measured', 'failed requests', 'noise not known', 'within noise' (twice the distance of the own legs),
+    'too little' (under LEAST_GAIN either way), 'faster', 'slower'.
+    """
+    if ratio is None:
+        return "not measured"
+    if errors:
+        return "failed requests"
+    if noise is None:
+        return "noise not known"
+    if abs(ratio - 1) <= 2 * noise:
+        return "within noise"
+    if abs(ratio - 1) <= LEAST_GAIN:
+        return "too little"
+    return "faster" if ratio > 1 else "slower"
+
+
 def proposals(record: Mapping[str, Any]) -> list[Proposal]:
     """Return per load the variant with the most tokens/s, when it beats the own options by more than the noise.
 
@@ -73,14 +92,10 @@ def proposals(record: Mapping[str, Any]) -> list[Proposal]:
     """
     found = []
     for load in record["points"]:
-        if load["noise"] is None:
-            continue
         better = []
         for name, values in load["sides"].items():
             ratio = values["ratio"]["output_tok_s"]
-            if name == OWN or ratio is None or values["errors"]:
-                continue
-            if ratio - 1 > max(LEAST_GAIN, 2 * load["noise"]):
+            if name != OWN and judge(ratio, load["noise"], values["errors"]) == "faster":
                 changes = bool(record["variants"][name]["changes_answers"])
                 better.append(Proposal(load["name"], name, ratio, load["noise"], changes))
         better.sort(key=lambda p: -p.ratio)

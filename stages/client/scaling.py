@@ -6,19 +6,17 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from pipeline import host, jsonio
 from pipeline.errors import InputError, WorkError, unknown
 from pipeline.making import arguments
 from pipeline.package import Cell
 from pipeline.params import load_params
-from pipeline.program import lock_hashes, run_main, versions
+from pipeline.program import run_main
 from pipeline.serving import Change, Server
 from pipeline.specs import Params
 from pipeline.speed.leg import Leg, Plan, run_leg
@@ -26,6 +24,8 @@ from pipeline.speed.load import DROPPED
 from pipeline.speed.steady import Row
 from pipeline.speed.workloads import Point, Workload
 from pipeline.tuning import scaling
+from stages.client import runs
+from stages.client.benchmark import prompt_pool
 
 SPLIT = "tensor-parallel-size"
 ALL = "all"
@@ -39,10 +39,7 @@ class Scaling:
         """Prepare a run; raise an InputError where the held-out text is missing."""
         self.cell, self.params, self.scratch = cell, params, scratch
         self.workload, self.points = workload, points
-        folder = Path("calib_data") / f"{params.evaluation.held_out}.{cell.model}"
-        if not (folder / "tokens.json").is_file():
-            raise InputError(f"{folder} is missing. Run `dvc repro calibrate@{folder.name}`.")
-        self.pool = jsonio.read_json(folder / "tokens.json")["input_ids"]
+        self.pool = prompt_pool(params, cell.model)
         self.gpus = [str(number) for number in range(params.targets[cell.target].count)]
         self.start = time.monotonic()
         self.legs: Legs = {}
@@ -98,15 +95,12 @@ class Scaling:
         for p in self.points:
             together = {gpu: rows[0] for gpu in self.gpus if (rows := self.rows(gpu, p))}
             points.append(scaling.point(p, len(self.gpus), self.rows("alone", p), together, self.rows(ALL, p)))
-        raw = Path("artifacts/raw") / self.cell.name / "scaling"
+        raw = runs.raw_folder(self.cell, "scaling")
         facts = {name: fact | {"log": (raw / Path(fact["log"]).name).as_posix()} for name, fact in self.facts.items()}
         spec = self.params.workloads[self.workload]
         failed = self.failed if complete else {"tensor parallel": "the run ended before it"} | self.failed
         record = {
             "schema": scaling.SCHEMA,
-            "cell": self.cell.name,
-            **self.cell._asdict(),
-            "package_digest": jsonio.read_json(self.cell.deploy / "manifest.json")["checkpoint"]["digest"],
             "gpus": len(self.gpus),
             "workload": self.workload,
             "prompt_tokens": spec.prompt_tokens,
@@ -115,14 +109,8 @@ class Scaling:
             "points": points,
             "failed": failed,
             "server": facts,
-            "client": {"tool": f"aiperf {versions('aiperf').get('aiperf')}", "endpoint": "/v1/completions"},
-            "host": host.fingerprint(),
-            "locks": lock_hashes("client", next(iter(facts.values()))["environment"]),
-            "git_commit": host.git_commit(),
-            "finished_at": host.now(),
-            "wall_s": round(time.monotonic() - self.start, 1),
         }
-        jsonio.write_json(Path("artifacts/results") / self.cell.name / "scaling.json", record)
+        runs.write(self.cell, "scaling", record, next(iter(facts.values()))["environment"], self.start)
         print(json.dumps({p["name"]: p["efficiency"] for p in points}), flush=True)
 
 
@@ -135,18 +123,13 @@ def main() -> None:
     if target.count < 2:
         raise InputError(f"Target {cell.target} has one GPU (count); scaling needs two or more.")
     name = params.workloads_of(target)[0]
-    raw = Path("artifacts/raw") / cell.name / "scaling"
-    scratch = Path(".quantpress/scratch") / f"scaling.{cell.name}"
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
+    scratch = runs.begin(cell, "scaling")
     run = Scaling(cell, params, name, chosen(params.workloads[name], args.loads), scratch)
     run.cells()
     run.write(complete=False)
     # Not beside the others: a server that starts would disturb them, and three at once took minutes to start.
     run.tensor_parallel()
-    shutil.rmtree(raw, ignore_errors=True)
-    raw.parent.mkdir(parents=True, exist_ok=True)
-    shutil.move(scratch, raw)
+    runs.keep(cell, "scaling", scratch)
     run.write(complete=True)
 
 

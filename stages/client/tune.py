@@ -5,18 +5,17 @@ run on one GPU: `python -m pipeline run client tune --model M --recipe R --runti
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from pipeline import host, jsonio
+from pipeline import host
 from pipeline.errors import InputError, WorkError
 from pipeline.making import arguments
 from pipeline.package import Cell
 from pipeline.params import load_params
-from pipeline.program import lock_hashes, run_main, versions
+from pipeline.program import run_main
 from pipeline.serving import Change, Server
 from pipeline.specs import Params
 from pipeline.speed.leg import Leg, Plan, run_leg
@@ -25,6 +24,8 @@ from pipeline.speed.steady import Row
 from pipeline.speed.workloads import Point, Workload, out_of_reach
 from pipeline.tuning import rank
 from pipeline.tuning.spec import OWN, Tuning, Variant
+from stages.client import runs
+from stages.client.benchmark import prompt_pool
 
 
 def main() -> None:
@@ -38,18 +39,15 @@ def main() -> None:
         raise InputError(f"params.yaml has no `tuning` for {cell.name}. It has: {known}.")
     tuning = params.tuning[cell.name]
     workload = params.workloads[tuning.workload]
-    folder = Path("calib_data") / f"{params.evaluation.held_out}.{cell.model}"
-    pool = jsonio.read_json(folder / "tokens.json")["input_ids"]
-    raw = Path("artifacts/raw") / cell.name / "tune"
-    scratch = Path(".quantpress/scratch") / f"tune.{cell.name}"
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
+    pool = prompt_pool(params, cell.model)
+    scratch = runs.begin(cell, "tune")
     start = time.monotonic()
     legs: dict[str, list[Leg]] = {}
     with ExitStack() as stack:
         servers, failed = start_all(cell, params, tuning, scratch, stack)
         print(f"{len(servers)} servers ready after {time.monotonic() - start:.0f} s; failed: {failed}", flush=True)
         points = in_reach(workload, servers)
+        raw = runs.raw_folder(cell, "tune")
         facts = {name: server.facts() | {"log": (raw / f"server.{name}.log").as_posix()}
                  for name, server in servers.items()}  # fmt: skip
         for number, name in enumerate(rank.order([v for v in tuning.variants if v in servers])):
@@ -66,27 +64,19 @@ def main() -> None:
             print(f"leg {number + 1} ({name}): {leg.beside['wall_s']:.0f} s", flush=True)
             # After every leg: a lent host may be gone before the last one. Without it the noise is not known, and
             # nothing is proposed.
-            found = record(cell, params, points, legs, failed, facts, time.monotonic() - start)
-            jsonio.write_json(Path("artifacts/results") / cell.name / "tune.json", found)
-    shutil.rmtree(raw, ignore_errors=True)
-    raw.parent.mkdir(parents=True, exist_ok=True)
-    shutil.move(scratch, raw)
+            record = outcome(tuning, workload, points, legs, failed) | {"server": facts}
+            found = runs.write(cell, "tune", record, facts[OWN]["environment"], start)
+    runs.keep(cell, "tune", scratch)
     print("\n".join(p.text for p in rank.proposals(found)) or "nothing beat the cell's own options", flush=True)
 
 
-def record(
-    cell: Cell, params: Params, points: list[Point], legs: dict[str, list[Leg]], failed: dict[str, str],
-    facts: dict[str, dict[str, Any]], wall_s: float,
-) -> dict[str, Any]:  # fmt: skip
-    """Return what tune.json holds after the legs so far."""
-    tuning = params.tuning[cell.name]
-    workload = params.workloads[tuning.workload]
+def outcome(
+    tuning: Tuning, workload: Workload, points: list[Point], legs: dict[str, list[Leg]], failed: dict[str, str]
+) -> dict[str, Any]:
+    """Return what tune.json says of the legs so far."""
     timed = [v for v in tuning.variants if v in legs]
     return {
         "schema": rank.SCHEMA,
-        "cell": cell.name,
-        **cell._asdict(),
-        "package_digest": jsonio.read_json(cell.deploy / "manifest.json")["checkpoint"]["digest"],
         "workload": tuning.workload,
         "prompt_tokens": workload.prompt_tokens,
         "output_tokens": workload.output_tokens,
@@ -97,13 +87,6 @@ def record(
         "client_bound": client_bound(legs, points),
         "legs": {name: [_beside(leg) for leg in found] for name, found in legs.items()},
         "failed": failed,
-        "server": facts,
-        "client": {"tool": f"aiperf {versions('aiperf').get('aiperf')}", "endpoint": "/v1/completions"},
-        "host": host.fingerprint(),
-        "locks": lock_hashes("client", facts[OWN]["environment"]),
-        "git_commit": host.git_commit(),
-        "finished_at": host.now(),
-        "wall_s": round(wall_s, 1),
     }
 
 

@@ -8,28 +8,17 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline import jsonio, manifest, on_target, plan
+from pipeline import jsonio, manifest, on_target
 from pipeline.errors import InputError, WorkError
 from pipeline.on_target import last_error
 from pipeline.on_target_files import is_there, kept_facts
 from pipeline.on_target_order import FILE, needs, order, pending, result
-from pipeline.params import load_params
 from pipeline.plan_on_target import is_on_target
 from pipeline.specs import Params
 
 ROOT = Path(__file__).parents[2]
 FP8 = "llama-8b-random.fp8-dynamic.vllm.h200"
 BF16 = "llama-8b-random.bf16.vllm.h200"
-
-
-@pytest.fixture(scope="module")
-def params() -> Params:
-    return load_params(ROOT / "params.yaml")
-
-
-@pytest.fixture(scope="module")
-def made(params: Params) -> dict[str, Any]:
-    return plan.make_plan(params, plan.known_configs(ROOT, params))
 
 
 def test_a_plain_repro_has_no_cell_of_another_target(made: dict[str, Any]) -> None:

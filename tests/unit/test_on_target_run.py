@@ -19,9 +19,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import host, on_target, on_target_order, plan
+from pipeline import host, on_target, on_target_order
 from pipeline.errors import InputError, WorkError
-from pipeline.params import load_params
 from pipeline.side_by_side import Task
 from pipeline.specs import Params
 
@@ -67,16 +66,6 @@ class Fake:
     def one(self, name: str) -> Seen:
         (found,) = [seen for seen in self.seen if seen.name == name]
         return found
-
-
-@pytest.fixture(scope="module")
-def params() -> Params:
-    return load_params(ROOT / "params.yaml")
-
-
-@pytest.fixture(scope="module")
-def made(params: Params) -> dict[str, Any]:
-    return plan.make_plan(params, plan.known_configs(ROOT, params))
 
 
 Start = Callable[..., on_target.Run]

@@ -61,12 +61,12 @@ def test_beside_one_that_changes_answers_the_best_that_does_not_is_proposed() ->
 
 @given(ratio=st.floats(min_value=0.1, max_value=3), noise=st.floats(min_value=0, max_value=0.5))
 def test_the_words_of_a_ratio_agree_with_the_rule(ratio: float, noise: float) -> None:
-    assert (propose.judge(ratio, noise) == "faster") == bool(proposed(ratio, noise))
+    assert (rank.judge(ratio, noise) == "faster") == bool(proposed(ratio, noise))
 
 
 def test_words_of_a_ratio() -> None:
     asked = ((None, 0.1), (1.1, 0.01, 2), (1.1, None), (0.9, 0.06), (0.985, 0.0), (0.9, 0.0))
-    said = [propose.judge(*a) for a in asked]
+    said = [rank.judge(*a) for a in asked]
     assert said == ["not measured", "failed requests", "noise not known", "within noise", "too little", "slower"]
 
 
