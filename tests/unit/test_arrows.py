@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,12 @@ def test_no_file_is_past_400_lines() -> None:
     long = {str(p.relative_to(ROOT)): n for f in ("pipeline", "stages", "tests") for p in _files(f)
             if (n := len(p.read_text(encoding="utf-8").splitlines())) > 400}  # fmt: skip
     assert long == {}
+
+
+def test_no_two_test_modules_share_a_name() -> None:
+    """pytest imports a test by its bare name: two of one name stop `pytest` as a whole, and not each layer alone."""
+    names = Counter(p.name for p in _files("tests") if p.name not in {"conftest.py", "__init__.py"})
+    assert {name: n for name, n in names.items() if n > 1} == {}
 
 
 def test_the_same_torch_in_every_cpu_environment() -> None:
