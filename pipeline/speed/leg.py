@@ -62,7 +62,8 @@ def run_leg(plan: Plan, server: Server, folder: Path) -> Leg:
         plan.points, server.url, plan.model, folder.as_posix(), plan.streaming, tokenizer, cores
     )
     (folder / "aiperf.yaml").write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
-    env = {k: v for k, v in child_env(**load.ENVIRONMENT).items() if k not in load.DROPPED}
+    extra = load.ENVIRONMENT | {"PYTHONPATH": str(load.PLUGIN.resolve())}
+    env = {k: v for k, v in child_env(**extra).items() if k not in load.DROPPED}
     command = [str(Path(sys.executable).with_name("aiperf")), "profile", "--config", str(folder / "aiperf.yaml")]
     log = folder / "aiperf.log"
     limit_s = load.leg_limit_s(plan.workload, plan.points)
@@ -84,18 +85,34 @@ def run_leg(plan: Plan, server: Server, folder: Path) -> Leg:
     if code != 0 or not export.is_file():
         found = "an" if export.is_file() else "no"
         raise WorkError(f"AIPerf ended with exit code {code} and {found} export; log {log}.")
+    said = log.read_text(encoding="utf-8", errors="replace")
+    need_plugin(said, plan.points, log)
     rows = read_export(export, {r.id: r.output_tokens for r in requests}, plan.streaming)
     spans = {
         name: (min(r["start_ns"] for r in found) / 1e9, max(r["end_ns"] for r in found) / 1e9)
         for name, found in rows.items()
     }
-    beside = watch.summary(log.read_text(encoding="utf-8", errors="replace"), spans)
+    beside = watch.summary(said, spans)
     busy_s = sum(end - begin for begin, end in spans.values())
     beside |= {"wall_s": round(wall_s, 1), "load_s": round(busy_s, 1)}
     beside["inputs_sha256"] = hashlib.sha256(inputs.encode()).hexdigest()
     # The prompts can be made again from the seed; 8k-token prompts would fill the cache.
     (folder / "inputs.json").unlink()
     return Leg(rows, beside, folder)
+
+
+def need_plugin(log: str, points: list[Point], path: Path) -> None:
+    """Check that AIPerf's closed loops waited for slots: it only warns of a plugin that it could not load.
+
+    Raises:
+        WorkError: fewer phases said so than have a closed loop; each point has a warm-up and a counted one.
+    """
+    wanted = 2 * sum(point.concurrency is not None for point in points)
+    if (found := log.count(load.PLUGIN_SAYS)) < wanted:
+        raise WorkError(
+            f"AIPerf ran {wanted} closed loops and {found} of them with this project's plugin ({load.PLUGIN}), "
+            f"without which it uses a core of its own for waiting; log {path}."
+        )
 
 
 def read_export(path: Path, expected_tokens: dict[str, int], streaming: bool) -> dict[str, list[Row]]:

@@ -7,6 +7,7 @@ is timed, and AIPerf needs no dataset of its own (which costs it 3 s a leg, and 
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.errors import InputError
@@ -18,6 +19,9 @@ MARK_TOKENS = 4
 ENVIRONMENT = {"AIPERF_DATASET_MMAP_CACHE_ENABLED": "false", "HF_HUB_DISABLE_TELEMETRY": "1"}
 # It fails with either of these on a tokenizer folder, so they are left out of its environment.
 DROPPED = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+# On AIPerf's path while a leg runs: without it a closed loop uses a core for waiting (its strategy.py says how).
+PLUGIN = Path("stages/client/aiperf_plugin")
+PLUGIN_SAYS = "quantpress: waits for a free slot"
 
 
 class Request(NamedTuple):

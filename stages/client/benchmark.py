@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +14,7 @@ from pipeline.errors import InputError
 from pipeline.making import arguments
 from pipeline.package import Cell, serve_options
 from pipeline.params import load_params
-from pipeline.program import lock_hashes, run_main, versions
+from pipeline.program import run_main
 from pipeline.serving import Server
 from pipeline.specs import Params
 from pipeline.speed import results
@@ -24,6 +23,7 @@ from pipeline.speed.leg import Leg, Plan, run_leg
 from pipeline.speed.load import DROPPED
 from pipeline.speed.watch import fetch
 from pipeline.speed.workloads import Point, Workload, out_of_reach
+from stages.client import runs
 
 
 def main() -> None:
@@ -35,10 +35,7 @@ def main() -> None:
     baseline = Cell(cell.model, params.baseline, cell.runtime, cell.target)
     names = params.workloads_of(target)
     pool = prompt_pool(params, cell.model)
-    raw = Path("artifacts/raw") / cell.name / "bench"
-    scratch = Path(".quantpress/scratch") / f"bench.{cell.name}"
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
+    scratch = runs.begin(cell, "bench")
     start = time.monotonic()
     load_before = host.load_average()
     # One core is left to the client: a server that computes on all of them would be timed while it fights for them.
@@ -60,36 +57,25 @@ def main() -> None:
             run_workload(name, params.workloads[name], points, servers, cell, scratch, pool, timed)
     for role, fact in facts.items():
         log = "server.baseline.log" if role == "baseline" or cell == baseline else "server.candidate.log"
-        fact["log"] = (raw / log).as_posix()
+        fact["log"] = (runs.raw_folder(cell, "bench") / log).as_posix()
     record = {
         "schema": "quantpress.bench/1",
-        "cell": cell.name,
-        **cell._asdict(),
         "baseline": baseline.name,
         "is_baseline": cell == baseline,
-        "package_digest": jsonio.read_json(cell.deploy / "manifest.json")["checkpoint"]["digest"],
         "definitions": definitions(),
-        "client": {"tool": f"aiperf {versions('aiperf').get('aiperf')}", "endpoint": "/v1/completions"},
         "prompts": "token ids cut from the held-out text, no two with the same start, other ones in every leg",
         "server": facts,
-        "host": host.fingerprint(),
         "load_average": load_before,
-        "locks": lock_hashes("client", facts["candidate"]["environment"]),
-        "git_commit": host.git_commit(),
         "order": ", ".join(dict.fromkeys(params.workloads[n].sides for n in names)),
         "workloads": timed.workloads,
         "summary": results.summary(timed.workloads),
-        "finished_at": host.now(),
-        "wall_s": round(time.monotonic() - start, 1),
     }
-    shutil.rmtree(raw, ignore_errors=True)
-    raw.parent.mkdir(parents=True, exist_ok=True)
-    shutil.move(scratch, raw)
+    runs.keep(cell, "bench", scratch)
     out = Path("artifacts/results") / cell.name
     jsonio.write_text(out / "requests.csv", results.requests_csv(timed))
     jsonio.write_text(out / "speed.csv", results.speed_csv(timed.workloads))
-    jsonio.write_json(out / "bench.json", record)
-    print(json.dumps({"cell": cell.name, "wall_s": record["wall_s"]}), flush=True)
+    whole = runs.write(cell, "bench", record, facts["candidate"]["environment"], start)
+    print(json.dumps({"cell": cell.name, "wall_s": whole["wall_s"]}), flush=True)
 
 
 def server_facts(server: Server) -> dict[str, Any]:

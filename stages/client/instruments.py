@@ -5,7 +5,6 @@ theirs, ours, ours, theirs: `python -m pipeline run client instruments --model M
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from pipeline.making import arguments
 from pipeline.memory.cells import CellIds, cache_tokens, serving
 from pipeline.package import Cell, server_environment
 from pipeline.params import load_params
-from pipeline.program import run_main, versions
+from pipeline.program import run_main
 from pipeline.runstage import child_env, env_python
 from pipeline.serving import Server
 from pipeline.specs import Params
@@ -26,6 +25,7 @@ from pipeline.speed import instruments
 from pipeline.speed.leg import Plan, run_leg
 from pipeline.speed.load import DROPPED
 from pipeline.speed.workloads import Point, Workload
+from stages.client import runs
 
 LIMIT_S = 600.0
 
@@ -38,10 +38,7 @@ def main() -> None:
     target = cell.check(params)
     name = args.workload or params.workloads_of(target)[0]
     workload, point = choose(params, name, args.concurrency)
-    raw = Path("artifacts/raw") / cell.name / "instruments"
-    scratch = Path(".quantpress/scratch") / f"instruments.{cell.name}"
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
+    scratch = runs.begin(cell, "instruments")
     start = time.monotonic()
     pool = jsonio.read_json(Path("calib_data") / f"{params.evaluation.held_out}.{cell.model}" / "tokens.json")
     legs: dict[str, list[dict[str, float]]] = {"ours": [], "theirs": []}
@@ -57,30 +54,23 @@ def main() -> None:
             legs[side].append(found)
             print(f"leg {number + 1}/4 ({side}): {found['output_tok_s']:.1f} tok/s", flush=True)
         facts = server.facts()
-    facts["log"] = (raw / "server.log").as_posix()
+    facts["log"] = (runs.raw_folder(cell, "instruments") / "server.log").as_posix()
     record = {
         "schema": "quantpress.instruments/1",
-        "cell": cell.name,
         "workload": name,
         "concurrency": point.concurrency,
         "requests": point.count,
         "clients": {
-            "ours": f"aiperf {versions('aiperf').get('aiperf')}",
+            "ours": runs.client(),
             "theirs": f"vllm {facts['version']} bench serve",
         },
         "legs": legs,
         "agreement": instruments.agreement(legs["ours"], legs["theirs"]),
         "kv_cache_tokens": kv_tokens(params, cell, facts),
         "server": facts,
-        "host": host.fingerprint(),
-        "git_commit": host.git_commit(),
-        "finished_at": host.now(),
-        "wall_s": round(time.monotonic() - start, 1),
     }
-    shutil.rmtree(raw, ignore_errors=True)
-    raw.parent.mkdir(parents=True, exist_ok=True)
-    shutil.move(scratch, raw)
-    jsonio.write_json(Path("artifacts/results") / cell.name / "instruments.json", record)
+    runs.keep(cell, "instruments", scratch)
+    runs.write(cell, "instruments", record, facts["environment"], start)
     print(json.dumps({k: v["ratio"] for k, v in record["agreement"].items()}), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What tuning and scaling runs share: where their files lie, and how a result says where it came from."""
+"""What all timed runs share: where their files lie, and how a result says where it came from."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ def keep(cell: Cell, kind: str, scratch: Path) -> None:
     shutil.move(scratch, raw)
 
 
+def client() -> str:
+    """Return the load generator's name and version, and how it differs from what that version does by itself."""
+    return f"aiperf {versions('aiperf').get('aiperf')}, waiting for slots"
+
+
 def write(cell: Cell, kind: str, record: dict[str, Any], environment: str | None, start: float) -> dict[str, Any]:
     """Write a result with its cell and origin, and return it whole; `start` is a time.monotonic() value."""
     whole = {
@@ -40,7 +45,7 @@ def write(cell: Cell, kind: str, record: dict[str, Any], environment: str | None
         **cell._asdict(),
         "package_digest": jsonio.read_json(cell.deploy / "manifest.json")["checkpoint"]["digest"],
         **record,
-        "client": {"tool": f"aiperf {versions('aiperf').get('aiperf')}", "endpoint": "/v1/completions"},
+        "client": {"tool": client(), "endpoint": "/v1/completions"},
         "host": host.fingerprint(),
         "locks": lock_hashes("client", environment),
         "git_commit": host.git_commit(),

@@ -103,3 +103,21 @@ def test_answers_that_are_not_streamed_are_timed_end_to_end(stub: str, tokenizer
     assert point["candidate"]["e2e_ms"]["p50"] >= 36
     assert point["candidate"]["ttft_ms"]["not_measured"]["mean"] == "answers were not streamed"
     assert point["candidate"]["output_tok_s"] > 0
+
+
+def test_a_closed_loop_waits_without_using_a_core(stub: str, tokenizer: Path, tmp_path: Path) -> None:
+    """AIPerf's own loop used 80 to 100% of a core here, whatever the load; what is seen is its share, no speed."""
+    spec = {"prompt_tokens": 16, "output_tokens": 60, "points": [{"concurrency": 2, "requests": 40, "warmup": 2}]}
+    found = run(spec, stub, tokenizer, tmp_path / "leg")
+    (load,) = found["beside"]["client"].values()
+    assert load["busiest_pct"] < 50, load
+    assert load["bound"] is False
+
+
+def test_a_leg_without_the_plugin_is_refused(stub: str, tokenizer: Path, tmp_path: Path) -> None:
+    spec = {"prompt_tokens": 16, "output_tokens": 4, "points": [{"concurrency": 2, "requests": 4, "warmup": 2}]}
+    text = json.dumps([spec, stub, str(tokenizer), str(tmp_path / "leg"), True])
+    program = PROGRAM.replace("leg = run_leg", "load.PLUGIN = Path('nowhere')\nleg = run_leg")
+    done = subprocess.run([env_python("client"), "-c", program, text], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "AIPerf ran 2 closed loops and 0 of them with this project's plugin (nowhere)" in done.stderr

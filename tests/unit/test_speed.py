@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import InputError, WorkError
 from pipeline.speed import gpu, load, results, watch
-from pipeline.speed.leg import Leg, read_export
+from pipeline.speed.leg import Leg, need_plugin, read_export
 from pipeline.speed.points import compare, drift, ratios, side, statistic
 from pipeline.speed.steady import settled, tokens_between, window
 from pipeline.speed.workloads import Lengths, Point, Workload, out_of_reach
@@ -231,8 +232,6 @@ def test_a_point_beyond_the_server_is_left_out_with_the_reason(server: dict[str,
 
 
 def _leg(hit: float | None) -> Leg:
-    from pathlib import Path
-
     beside = {"prefix_cache": {"hit_rate": hit}, "client": {"c1": {"bound": True, "why": "busy"}}, "wall_s": 1.0}
     return Leg({"c1": rows([100.0] * 8)}, beside, Path("."))
 
@@ -362,3 +361,16 @@ def test_the_clients_export_is_checked_for_units_and_streaming(tmp_path: Any) ->
     path.write_text(json.dumps(record(request_latency={"value": 1, "unit": "s"})), encoding="utf-8")
     with pytest.raises(WorkError, match="gives request_latency in s, milliseconds"):
         read_export(path, {}, streaming=True)
+
+
+def test_every_closed_loop_must_have_said_that_it_waits() -> None:
+    points = [Point(concurrency=2, requests=6, warmup=2), Point(rate=2.5, duration_s=4, warmup=2)]
+    need_plugin(f"{load.PLUGIN_SAYS} (x.py:1)\n" * 2, points, Path("aiperf.log"))
+    need_plugin("", points[1:], Path("aiperf.log"))
+    with pytest.raises(WorkError, match="ran 2 closed loops and 1 of them with this project's plugin"):
+        need_plugin(load.PLUGIN_SAYS, points, Path("aiperf.log"))
+
+
+def test_the_plugin_says_what_the_leg_looks_for() -> None:
+    source = (Path(__file__).parents[2] / load.PLUGIN / "quantpress_aiperf/strategy.py").read_text(encoding="utf-8")
+    assert f'SAYS = "{load.PLUGIN_SAYS}"' in source
