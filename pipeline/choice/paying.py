@@ -9,39 +9,30 @@ FASTER, SLOWER, OPEN = "faster", "slower", "no difference shown"
 
 
 class Load(NamedTuple):
-    """One closed load: output tokens/s over the baseline's with its 95% interval.
-
-    `noise`: how far the baseline timed against itself lies from 1 at this load, 0 where that was not timed;
-    `mark`: what makes the timing unfit to show a gain.
-    """
+    """One closed load: output tokens/s over the baseline's with its 95% interval over legs (evidence/repeat.py)."""
 
     concurrency: int
     ratio: float
     band: list[float] | None
-    noise: float = 0.0
-    mark: str | None = None
 
     @property
     def state(self) -> str:
-        """FASTER or SLOWER where the whole interval lies on one side of 1 and past the noise, else OPEN."""
-        if self.band is None or self.mark or abs(self.ratio - 1) <= self.noise:
+        """FASTER or SLOWER where the whole interval lies on one side of 1, else OPEN."""
+        if self.band is None:
             return OPEN
         return FASTER if self.band[0] > 1 else SLOWER if self.band[1] < 1 else OPEN
 
     @property
     def words(self) -> str:
         """The measurement: '0.93x [0.91, 0.95] at 256', with why it shows nothing where it does not."""
-        shown = f" [{self.band[0]:.2f}, {self.band[1]:.2f}]" if self.band else ""
-        why = self.mark or (None if self.band else "no interval")
-        if why is None and self.band and (self.band[0] > 1 or self.band[1] < 1) and self.state == OPEN:
-            why = f"the baseline against itself differs by {100 * self.noise:.1f}%"
-        return f"{self.ratio:.2f}x{shown} at {self.concurrency}" + (f" ({why})" if why else "")
+        shown = f"[{self.band[0]:.2f}, {self.band[1]:.2f}]" if self.band else "(no interval: it was not repeated)"
+        return f"{self.ratio:.2f}x {shown} at {self.concurrency}"
 
 
 def pays(loads: Sequence[Load]) -> str:
     """Say where a cell pays over its baseline on one workload, and between which loads it stops.
 
-    A ratio whose interval holds 1, or that is within the noise, is not faster.
+    A ratio whose interval holds 1, or that has none, is not faster.
     """
     if not loads:
         return "not measured (no closed load with a usable ratio)"

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.choice.objective import MET, MISSED, OPEN, Attained, Slo, attained
-from pipeline.report.sources import Doc, interval, is_number, read_doc
+from pipeline.evidence.repeat import leg_marks, read_bench
+from pipeline.report.sources import Doc, interval, is_number
 
 GAIN_PER_DOUBLING = 0.10
 
@@ -48,7 +49,7 @@ class TimedPoint:
 
 def read_points(root: Path, cell: str) -> tuple[list[TimedPoint], Doc]:
     """Return a cell's timed points and its bench.json; no points where `problem` says why."""
-    doc = read_doc(root, f"artifacts/results/{cell}/bench.json", "quantpress.bench/1")
+    doc = read_bench(root, cell)
     rows = read_requests(root / f"artifacts/results/{cell}/requests.csv")
     points = []
     for workload, load in doc.mapping("workloads").items():
@@ -70,8 +71,7 @@ def _point(workload: str, load: dict[str, Any], entry: dict[str, Any], rows: dic
     marks = [] if clean else ["requests failed or had other lengths"]
     if entry.get("client_bound"):
         marks.append("the client limited the load")
-    if Doc(workload, entry).raw("drift", "exceeds_difference"):
-        marks.append("drift between the baseline's own legs exceeds the difference")
+    marks += leg_marks(Doc(workload, entry))
     seconds = side.raw("steady", "seconds")
     return TimedPoint(
         workload=workload,

@@ -15,6 +15,7 @@ from pipeline.errors import InputError
 from pipeline.evidence.checks import NOT_MEASURED, Docs, checks, judge
 from pipeline.evidence.health import BROKEN, health, reasons
 from pipeline.evidence.policy import PATH, Policy, load_policy, shipped
+from pipeline.evidence.repeat import read_bench
 from pipeline.evidence.verdicts import FAIL, INCONCLUSIVE, PASS
 from pipeline.params import load_params, load_yaml
 from pipeline.report.sources import Doc, read_doc
@@ -146,7 +147,7 @@ def read_docs(root: Path, entry: dict[str, Any]) -> Docs:
     name = entry["cell"]
     checkpoint = entry.get("checkpoint") or f"{entry['model']}.{entry['recipe']}"
     results = "artifacts/results"
-    served = [read_eval(root, name), read_doc(root, f"{results}/{name}/bench.json", None)]
+    served = [read_eval(root, name), read_bench(root, name)]
     now = read_doc(root, f"artifacts/packages/{name}/deploy/manifest.json", None).raw("checkpoint", "digest")
     for i, doc in enumerate(served):
         then = doc.raw("package_digest")

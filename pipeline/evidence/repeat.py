@@ -48,7 +48,7 @@ class Spread(NamedTuple):
 
 
 def spread(runs: Iterable[list[float]], own: list[float]) -> Spread | None:
-    """Return the spread of one leg: of the baseline's legs about their common mean, and of the candidate's about theirs.
+    """Return the spread of one leg: the baseline's about their common mean together with the candidate's about theirs.
 
     Args:
         runs: for each run the baseline's legs, in any positive unit.
@@ -89,7 +89,7 @@ def read_bench(root: Path, cell: str) -> Doc:
     if doc.data is None:
         return doc
     own = legs_of(root, cell, doc, "candidate")
-    runs = _baseline_runs(root, doc)
+    runs = _baseline_runs(root, cell, doc)
     workloads = {
         name: load | {"points": [_point(name, p, own, runs) if isinstance(p, dict) else p for p in load["points"]]}
         if isinstance(load, dict) and isinstance(load.get("points"), list) else load
@@ -99,7 +99,7 @@ def read_bench(root: Path, cell: str) -> Doc:
 
 
 def _point(workload: str, point: dict[str, Any], own: Legs, runs: list[tuple[bool, Legs]]) -> dict[str, Any]:
-    doc, name = Doc(workload, point), str(point.get("name"))
+    doc, name = Doc(workload, point), _name(point)
     bands: dict[str, Any] = {}
     repeats: dict[str, Any] = {"not_measured": {}}
     for metric in METRICS:
@@ -121,7 +121,25 @@ def _point(workload: str, point: dict[str, Any], own: Legs, runs: list[tuple[boo
     return point | {"ratio_ci95": bands, "repeats": repeats}
 
 
-def _baseline_runs(root: Path, doc: Doc) -> list[tuple[bool, Legs]]:
+def _name(point: dict[str, Any]) -> str:
+    return str(point.get("name") or f"c{point.get('concurrency')}")
+
+
+def leg_marks(point: Doc) -> list[str]:
+    """Return for each side whose own legs lie further apart than the two sides do that they do, and by how much."""
+    ratio = point.raw("ratio", "output_tok_s")
+    if not is_number(ratio) or ratio <= 0:
+        return []
+    marks = []
+    for side in ("baseline", "candidate"):
+        rates = [x for x in point.items(side, "repeats", "output_tok_s") if is_number(x) and x > 0]
+        apart = max(rates) / min(rates) if rates else 1.0
+        if apart > max(ratio, 1 / ratio):
+            marks.append(f"the {side}'s own legs lie {100 * (apart - 1):.1f}% apart, more than the two sides do")
+    return marks
+
+
+def _baseline_runs(root: Path, cell: str, doc: Doc) -> list[tuple[bool, Legs]]:
     """Return the baseline's legs of every comparable run, and whether it is the run of `doc`.
 
     Comparable: the same baseline cell, engine version, client and kind of host. The run of the baseline against
@@ -129,14 +147,13 @@ def _baseline_runs(root: Path, doc: Doc) -> list[tuple[bool, Legs]]:
     """
     found = []
     for path in sorted((root / "artifacts/results").glob("*/bench.json")):
-        other = (
-            doc if path.parent.name == doc.raw("cell") else _read(str(root), path.parent.name, path.stat().st_mtime_ns)
-        )
+        name = path.parent.name
+        other = doc if name == cell else _read(str(root), name, path.stat().st_mtime_ns)
         if other.data is None or _kind(other) != _kind(doc):
             continue
-        legs = legs_of(root, path.parent.name, other, "baseline")
+        legs = legs_of(root, name, other, "baseline")
         if other.raw("is_baseline") is True and other is not doc:
-            for key, values in legs_of(root, path.parent.name, other, "candidate").items():
+            for key, values in legs_of(root, name, other, "candidate").items():
                 legs = legs | {key: legs.get(key, []) + values}
         found.append((other is doc, legs))
     return found
@@ -156,7 +173,7 @@ def _read(root: str, cell: str, _changed: int) -> Doc:
 
 
 def legs_of(root: Path, cell: str, doc: Doc, side: str) -> Legs:
-    """Return one number a leg of a side (`candidate`, `baseline`): tokens/s as recorded, latencies as means of requests.
+    """Return one number a leg of a side (`candidate`, `baseline`): tokens/s as recorded, latencies as means, ms.
 
     Only closed loops: an open one's tokens/s are what was sent.
     """
@@ -168,7 +185,7 @@ def legs_of(root: Path, cell: str, doc: Doc, side: str) -> Legs:
         for point in Doc(workload, load if isinstance(load, dict) else {}).items("points"):
             if not isinstance(point, dict) or not point.get("concurrency"):
                 continue
-            name = str(point.get("name"))
+            name = _name(point)
             rates = Doc(workload, point).items(side, "repeats", "output_tok_s")
             found[workload, name, "output_tok_s"] = [float(x) for x in rates if is_number(x)]
             for metric in LATENCIES:

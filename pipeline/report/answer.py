@@ -52,12 +52,21 @@ def point_at(cell: dict[str, Any], reference: dict[str, Any] | None) -> dict[str
 
 
 def noise_floor(cells: list[dict[str, Any]], reference: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the A/A ratio (baseline timed against itself) at `reference` as a fact, or None."""
-    for cell in cells:
-        point = point_at(cell, reference)
-        if cell["speed"]["is_noise_floor"] and point and point["ratio"]["output_tok_s"]["value"] is not None:
-            return dict(point["ratio"]["output_tok_s"])
-    return None
+    """Return how far one leg repeats at `reference`, or None where nothing was timed twice.
+
+    {pct: by how much two single legs of one server differ in 95% of cases, band: the ratios that this makes
+    possible between equals, legs, runs: of the baseline that it is taken from, aa: the baseline timed against itself,
+    a fact or None}. Of several cells' the largest: each adds its own legs.
+    """
+    points = [(cell, point) for cell in cells if (point := point_at(cell, reference))]
+    found = [point["repeats"] for _, point in points if point["repeats"]]
+    if not found:
+        return None
+    most = max(found, key=lambda repeats: float(repeats["noise_pct"]))
+    high = 1 + most["noise_pct"] / 100
+    against_itself = (p["ratio"]["output_tok_s"] for c, p in points if c["speed"]["is_noise_floor"])
+    return {"pct": most["noise_pct"], "band": [1 / high, high], "legs": most["legs"], "runs": most["runs"],
+            "aa": next((dict(fact) for fact in against_itself if fact["value"] is not None), None)}  # fmt: skip
 
 
 def answer(group: dict[str, Any]) -> list[dict[str, str]]:
@@ -96,22 +105,19 @@ def _fastest(group: dict[str, Any]) -> dict[str, str]:
     text = f"95% CI {span(ratio['ci95'], 'speed')}"
     if tok_s["value"] is not None:
         text += f", {number(tok_s['value'], 'tok_s')} tok/s"
-    text += f" at concurrency {group['reference']['concurrency']}. {_against_noise(ratio, group['noise_floor'])}"
+    text += f" at concurrency {group['reference']['concurrency']}. {_against_one(ratio)}"
     if len(timed) > 1:
         name, second, _ = timed[1]
         text += f" Next is {name}, {show(second, 'speed', True)}; {_overlap(ratio, second)}."
     return _line("Fastest", lead, text)
 
 
-def _against_noise(ratio: dict[str, Any], noise: dict[str, Any] | None) -> str:
+def _against_one(ratio: dict[str, Any]) -> str:
     if not ratio["ci95"]:
         return "There is no interval, so nothing says how far this repeats."
-    if not noise or not noise["ci95"]:
-        side = "lies above 1" if ratio["ci95"][0] > 1 else "does not lie above 1"
-        return f"The interval {side}; the noise floor was not measured."
-    if ratio["ci95"][0] > noise["ci95"][1]:
-        return f"The whole interval lies above the noise floor {span(noise['ci95'], 'speed')}."
-    return f"The interval is not clear of the noise floor {span(noise['ci95'], 'speed')}."
+    if ratio["ci95"][0] > 1:
+        return "The whole interval lies above 1; it holds how far legs of this target repeat."
+    return "The interval does not lie above 1, so no gain is shown."
 
 
 def _overlap(a: dict[str, Any], b: dict[str, Any]) -> str:
@@ -177,10 +183,13 @@ def _smallest(group: dict[str, Any]) -> dict[str, str]:
 def _noise(group: dict[str, Any]) -> dict[str, str]:
     noise = group["noise_floor"]
     if noise is None:
-        lead = missing("the baseline was not timed against itself (A/A)")
-        return _line("Noise floor", lead, "Nothing says which speed differences are chance.")
-    text = "The baseline timed against itself (A/A). A ratio inside this band is no evidence of a difference."
-    return _line("Noise floor", show(noise, "speed", True), text)
+        lead = missing("nothing was timed twice at this load")
+        return _line("Noise floor", lead, "Nothing says which speed differences are chance, so no interval is given.")
+    text = f"Two single legs of one server differ by less in 95% of cases ({noise['legs']} legs of the baseline in "
+    text += f"{noise['runs']} runs). Every interval of a speed on this target holds it."
+    if noise["aa"]:
+        text += f" The baseline timed against itself: {show(noise['aa'], 'speed', True)}."
+    return _line("Noise floor", f"{noise['pct']:.1f}%", text)
 
 
 def _line(topic: str, lead: str, text: str) -> dict[str, str]:

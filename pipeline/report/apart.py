@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.evidence.repeat import leg_marks
 from pipeline.report.sources import Doc, absent, is_number, measured
 
 
@@ -46,10 +47,7 @@ def _soak(name: str, point: Doc) -> dict[str, Any]:
 
 def load_marks(point: Doc) -> list[str]:
     """Return what a reader must know before using a load point: drift, a client at its limit, warm-up."""
-    marks = []
-    drift = point.raw("drift", "pct")
-    if point.raw("drift", "exceeds_difference") is True and is_number(drift):
-        marks.append(f"the baseline's own legs drifted by {drift:.1f}%, more than the difference")
+    marks = leg_marks(point)
     if point.raw("client_bound") is True:
         marks.append("the client limited the load")
     legs = point.items("candidate", "steady", "legs") + point.items("baseline", "steady", "legs")

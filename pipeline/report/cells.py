@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pipeline.evidence.repeat import read_bench
 from pipeline.report.apart import apart_from_ratios, gpu_marks, load_marks
 from pipeline.report.sources import (
     Doc,
@@ -21,7 +22,7 @@ from pipeline.report.verdicts import cell_verdict
 from pipeline.shapes import SPEED_ONLY, is_random
 
 # eval/1 is read during the change to eval/2: what it lacks is "not measured".
-SCHEMAS = {"eval": ("quantpress.eval/2", "quantpress.eval/1"), "bench": ("quantpress.bench/1",)}
+EVAL_SCHEMAS = ("quantpress.eval/2", "quantpress.eval/1")
 LATENCIES = ("ttft_ms", "tpot_ms", "inter_chunk_ms", "e2e_ms")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 RATIOS = ("output_tok_s", "ttft_ms", "tpot_ms", "e2e_ms")
@@ -84,7 +85,8 @@ def _served_docs(root: Path, where: str, plan: dict[str, Any]) -> tuple[Doc, Doc
     """Read eval.json and bench.json; where the plan says why there is none, that is the reason given."""
     docs = []
     for name in ("eval", "bench"):
-        doc = read_doc(root, f"{where}/{name}.json", *SCHEMAS[name])
+        path = f"{where}/{name}.json"
+        doc = read_bench(root, str(plan["cell"])) if name == "bench" else read_doc(root, path, *EVAL_SCHEMAS)
         if doc.problem and not (root / doc.path).exists() and (reason := _planned_reason(plan)):
             doc = Doc(doc.path, None, reason)
         manifest = f"artifacts/packages/{plan.get('cell')}/deploy/manifest.json"
@@ -306,6 +308,7 @@ def _point(bench: Doc, point: dict[str, Any]) -> dict[str, Any]:
     row["rate"] = rate if is_number(rate) else None
     row["load"] = f"{rate:g}/s, open loop" if is_number(rate) else str(row["concurrency"] or "not recorded")
     row["marks"] = load_marks(doc)
+    row["repeats"] = doc.mapping("repeats", "output_tok_s") or None
     for side in ("candidate", "baseline"):
         row[side] = {k: doc.fact(side, k) for k in ("output_tok_s", "request_s", "errors")}
         row[side]["output_tokens_ok"] = doc.raw(side, "output_tokens_ok")

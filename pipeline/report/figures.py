@@ -156,15 +156,15 @@ def _describe(group: dict[str, Any], marks: list[dict[str, Any]]) -> str:
 
 
 def _reference_lines(axes: Any, noise: dict[str, Any] | None) -> None:
-    """Mark the baseline, and shade what the baseline against itself gave."""
+    """Mark the baseline, and shade the ratios that chance alone gives: one leg against another of the same server."""
     axes.axvline(1, color="#9AA1AB", linewidth=1, zorder=1)
     axes.axhline(100, color="#9AA1AB", linewidth=1, zorder=1)
-    if noise and noise["ci95"] and _drawable(noise):
-        low, high = noise["ci95"]
+    if noise and noise["band"][1] < 1e6:
+        low, high = noise["band"]
         axes.axvspan(low, high, color=BAND, alpha=0.75, linewidth=0, zorder=0.5)
-        text = f"A/A noise {low:.2f}–{high:.2f}×"
+        text = f"noise of one leg {low:.2f}–{high:.2f}×"
     else:
-        text = "A/A noise: not measured" if noise is None else "A/A noise: no interval"
+        text = "noise: not measured"
     axes.annotate(
         text, (1, 0), xycoords=("data", "axes fraction"), xytext=(-5, 6), textcoords="offset points",
         rotation=90, ha="right", va="bottom", fontsize=8, color="#5B626C", gid="noise",
@@ -174,7 +174,7 @@ def _reference_lines(axes: Any, noise: dict[str, Any] | None) -> None:
 def _limits(axes: Any, marks: list[dict[str, Any]], noise: dict[str, Any] | None) -> None:
     """Room for marks, intervals and labels around them."""
     for key, setter, extra in (
-        ("x", axes.set_xlim, noise["ci95"] if noise and _drawable(noise) else None),
+        ("x", axes.set_xlim, noise["band"] if noise and noise["band"][1] < 1e6 else None),
         ("y", axes.set_ylim, None),
     ):
         ends = [v for m in marks for v in (m[key]["value"], *(m[key]["ci95"] or ()))] + list(extra or ())

@@ -17,7 +17,6 @@ def paying_rows(root: Path, params: Doc, group: dict[str, Any]) -> list[dict[str
     A row: cell, recipe, workload, text (see choice.paying.pays), loads [{concurrency, state, ratio, allowed}];
     `ratio` is measured, `allowed` is what bytes alone allow, predicted; both are facts. The first is the lowest load.
     """
-    noise = _noise(group)
     known, config = _known(root, params, group["model"])
     rows = []
     for cell in group["cells"]:
@@ -28,7 +27,7 @@ def paying_rows(root: Path, params: Doc, group: dict[str, Any]) -> list[dict[str
             usable = [p for p in points if p["clean"] and p["ratio"]["output_tok_s"]["value"] is not None]
             if not points:
                 continue
-            found = [_load(point, noise.get((load["workload"], point["concurrency"]), 0.0)) for point in usable]
+            found = [_load(point) for point in usable]
             rows.append({
                 "cell": cell["cell"], "recipe": cell["recipe"], "workload": load["workload"], "text": pays(found),
                 "loads": [
@@ -40,21 +39,9 @@ def paying_rows(root: Path, params: Doc, group: dict[str, Any]) -> list[dict[str
     return rows
 
 
-def _noise(group: dict[str, Any]) -> dict[tuple[str, Any], float]:
-    """Return how far the baseline timed against itself lies from 1, by workload and concurrency."""
-    return {
-        (load["workload"], point["concurrency"]): abs(point["ratio"]["output_tok_s"]["value"] - 1)
-        for cell in group["cells"] if cell["is_baseline"]
-        for load in cell["speed"]["workloads"]
-        for point in load["points"]
-        if point["clean"] and point["ratio"]["output_tok_s"]["value"] is not None
-    }  # fmt: skip
-
-
-def _load(point: dict[str, Any], noise: float) -> Load:
+def _load(point: dict[str, Any]) -> Load:
     ratio = point["ratio"]["output_tok_s"]
-    drifted = next((mark for mark in point["marks"] if "drifted" in mark), None)
-    return Load(int(point["concurrency"]), ratio["value"], ratio["ci95"], noise, drifted)
+    return Load(int(point["concurrency"]), ratio["value"], ratio["ci95"])
 
 
 def _allowed(params: Any, config: dict[str, Any], cell: dict[str, Any], workload: str, concurrency: Any) -> Fact:

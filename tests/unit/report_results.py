@@ -109,7 +109,7 @@ def bench_json(recipe: str, cell: str, baseline: str) -> dict[str, Any]:
                 "ttft_ms": stat(n, 180.5 / factor), "tpot_ms": stat(n, 42.25 / factor),
                 "inter_chunk_ms": stat(n, 42.5 / factor), "e2e_ms": stat(n, 1500.0 / factor),
                 "output_tok_s": base * factor, "request_s": base * factor / 32, "errors": 0,
-                "output_tokens_ok": True,
+                "output_tokens_ok": True, "repeats": {"n": 2, "output_tok_s": [base * factor] * 2},
             }  # fmt: skip
         point: dict[str, Any] = {"concurrency": concurrency, "requests": n, "warmup": 2, **sides}
         point["ratio"] = {

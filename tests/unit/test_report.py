@@ -226,7 +226,8 @@ def test_open_loads_and_marks_of_a_timing_are_shown(project: Path) -> None:
     path = result(project, "int8", "bench")
     bench = json.loads(path.read_text(encoding="utf-8"))
     point = bench["workloads"]["chat-64-32"]["points"][1]
-    point |= {"concurrency": None, "rate": 2.5, "client_bound": True, "drift": {"pct": 7.0, "exceeds_difference": True}}
+    point |= {"concurrency": None, "rate": 2.5, "client_bound": True}
+    point["baseline"]["repeats"]["output_tok_s"] = [40.0, 60.0]
     gpu = {"shared": True, "gpus": [{"throttled": ["software power cap"]}]}
     bench["workloads"]["chat-64-32"]["legs"] = [{"side": "A", "gpu": gpu}, {"side": "B", "gpu": gpu}]
     path.write_text(json.dumps(bench), encoding="utf-8")
@@ -235,7 +236,7 @@ def test_open_loads_and_marks_of_a_timing_are_shown(project: Path) -> None:
     assert "chat-64-32: other processes used the GPU." in text
     assert "2.5/s, open loop" in text
     assert "load 2.5/s, open loop: the client limited the load." in text
-    assert "the baseline's own legs drifted by 7.0%, more than the difference" in text
+    assert "the baseline's own legs lie 50.0% apart, more than the two sides do" in text
 
 
 def test_streaming_and_soak_stand_apart_from_ratios_over_the_baseline(project: Path) -> None:
@@ -323,19 +324,24 @@ def test_percentiles_need_samples(project: Path) -> None:
 
 
 def test_the_noise_floor_is_on_the_page_and_in_the_picture(project: Path) -> None:
+    legs = ("workloads", "chat-64-32", "points", 1, "candidate", "repeats", "output_tok_s")
+    change(result(project, "bf16", "bench"), *legs, value=[61.7, 63.0])
     html = render(project)
-    assert "Noise floor 0.99× [0.96, 1.03]. The baseline timed against itself" in visible(html)
-    assert "A/A noise 0.96–1.03×" in html  # matplotlib names drawn text in a comment
-    change(result(project, "bf16", "bench"), "is_baseline", value=False)
+    assert "Noise floor 1.8%. Two single legs of one server differ by less in 95% of cases" in visible(html)
+    assert "The baseline timed against itself: 0.99× [0.96, 1.03]." in visible(html)
+    assert "noise of one leg 0.98–1.02×" in html  # matplotlib names drawn text in a comment
+    for recipe in ("bf16", "int8", "int4", "gptq", "awq"):
+        for side in ("candidate", "baseline"):
+            change(result(project, recipe, "bench"), *legs[:4], side, *legs[5:], value=[])
     html = render(project)
-    assert "A/A noise: not measured" in html
-    assert "not measured (the baseline was not timed against itself (A/A))" in visible(html)
+    assert "noise: not measured" in html
+    assert "not measured (nothing was timed twice at this load)" in visible(html)
 
 
 def test_the_answer_names_the_fastest_and_the_closest(pristine: tuple[Path, str]) -> None:
     lines = {line["topic"]: f"{line['lead']}. {line['text']}" for line in collect(pristine[0])["targets"][0]["answer"]}
     assert lines["Fastest"].startswith("int8, 1.36× the baseline's output tokens per second. 95% CI [1.33, 1.39]")
-    assert "lies above the noise floor [0.96, 1.03]" in lines["Fastest"]
+    assert "The whole interval lies above 1; it holds how far legs of this target repeat." in lines["Fastest"]
     assert "Next is awq, 1.21× [1.18, 1.24]; the two intervals do not overlap." in lines["Fastest"]
     assert lines["Closest to the baseline"].startswith("int8, 98.9% of perplexity kept. 95% CI [98.7, 99.1]")
     assert "qp-facts accuracy changed by −0.5 pp [−2.4, +1.3] (the interval includes zero)" in str(lines)
