@@ -13,6 +13,7 @@ from pipeline.choice.objective import Slo
 from pipeline.choice.timed import TimedPoint, knee, operating_point, read_points, stops_being_faster, usd_per_million
 from pipeline.evidence.gate import judge_cell, read_eval
 from pipeline.evidence.policy import Policy
+from pipeline.evidence.summary import needs
 from pipeline.evidence.verdicts import FAIL, INCONCLUSIVE, PASS
 from pipeline.report.sources import is_number, read_doc
 from pipeline.shapes import SPEED_ONLY, is_random
@@ -159,9 +160,8 @@ def _short(check: dict[str, Any]) -> str:
         return f"{check['verdict'].lower()} ({check['reason']})"
     unit = check["damage_unit"]
     text = f"damage {check['damage']:.3g} {unit} of at most {check['margin']:.3g}"
-    needed = check.get("items_needed_as_seen")
     if check["verdict"] == INCONCLUSIVE:
-        text += f", not shown with {check['items']} {check['item']}" + (f"; about {needed:,} would" if needed else "")
+        text += f", not shown with {check['items']} {check['item']}; {needs(check, 'about {:,} would', 'too near')}"
     return text
 
 

@@ -6,6 +6,8 @@ from pipeline.choice.candidates import At, Candidate
 from pipeline.choice.objective import Slo, requests_needed
 from pipeline.evidence.verdicts import FAIL, PASS
 
+ALL_THERE_IS = "is all there is"  # see pipeline/evidence/summary.py, needs
+
 Row = tuple[Candidate, At]
 MEASURE = "set measure: on-target in its matrix row of params.yaml, `uv run python -m pipeline plan`, then "
 
@@ -29,8 +31,8 @@ def missing(rows: list[Row], slo: Slo) -> list[dict[str, str]]:
 def _item(what: str, first: str, stage: str, cells: list[Candidate]) -> dict[str, str]:
     who = ", ".join(c.recipe if c.runtime == "vllm" else f"{c.recipe} ({c.runtime})" for c in cells)
     names = [f"{stage}@{c.cell}" for c in cells]
-    if any(c.on_target for c in cells):
-        # Their stages stand in another dvc.yaml, where only --glob finds them.
+    if stage == "*" or any(c.on_target for c in cells):
+        # Stages of cells that are measured on their target stand in another dvc.yaml, where only --glob finds them.
         command = "uv run dvc repro --glob " + " ".join(f"'{name}'" for name in names)
         return {"what": f"{what} of {who}", "command": f"{first}`{command}` on a host that is {cells[0].target}"}
     return {"what": f"{what} of {who}", "command": f"{first}`uv run dvc repro {' '.join(names)}`"}
@@ -48,6 +50,9 @@ def _quality(cell: Candidate) -> list[tuple[str, str, str]]:
         return []
     if "not measured" in why or "not known" in why:
         return [(f"quality ({why})", "", "evaluate")]
+    if ALL_THERE_IS in why:  # no tier asks more of a task than it has
+        first = "another task (evaluation.tasks in params.yaml), or more items in this one, then "
+        return [(f"quality ({why})", first, "evaluate")]
     return [(f"quality ({why})", "more items (evaluation.tier: release in params.yaml), then ", "evaluate")]
 
 
@@ -55,7 +60,8 @@ def _speed(cell: Candidate, at: At, slo: Slo) -> list[tuple[str, str, str]]:
     if cell.bench_problem:
         return [("speed", "", "benchmark")] if cell.planned or cell.on_target else []
     if at.workload is None:
-        where = "benchmark" if cell.device.device == "cpu" else "benchmark_gpu"
+        own = "benchmark" if cell.device.device == "cpu" else "benchmark_gpu"
+        where = f"targets.{cell.target}.workloads" if cell.device.workloads else own
         first = f"add one to {where} in params.yaml, then "
         return [(f"speed under {' or '.join(slo.workloads)}", first, "benchmark")]
     if at.met is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ class Check(NamedTuple):
 
     kind: lint, canary, tasks, fidelity, speed or limits. unit: of `value` and `limit`, as text. comparison: the
     statistics behind it, in the unit that `show` turns into people's; None for a check that is only passed or not.
+    available: items that there are to ask, None where nothing says so.
     """
 
     kind: str
@@ -43,17 +44,18 @@ class Check(NamedTuple):
     passed: bool | None = None
     reason: str = ""
     scale: str = "plain"
+    available: int | None = None
 
 
-def checks(docs: Docs, policy: Policy) -> dict[str, Check]:
-    """Return every check of the policy that applies to a cell, by name."""
+def checks(docs: Docs, policy: Policy, floors: Iterable[Floor] = ()) -> dict[str, Check]:
+    """Return every check of the policy that applies to a cell, by name; `floors` are those that hold on its target."""
     found: dict[str, Check] = {"lint": _flag("lint", "critical", docs.lint, "passed")}
     if policy.quality.canary:
         found["canary"] = _flag("canary", policy.quality.canary.tier, docs.evaluation, "canary", "passed")
     found |= dict(_tasks(docs.evaluation, policy))
     found |= dict(_fidelity(docs.evaluation, policy))
     found |= dict(_answers(docs.evaluation, policy))
-    found |= {floor.name: _speed(docs.bench, floor, policy) for floor in policy.speed}
+    found |= {floor.name: _speed(docs.bench, floor, policy) for floor in floors}
     return found | dict(_limits(docs, policy))
 
 
@@ -76,7 +78,9 @@ def _tasks(doc: Doc, policy: Policy) -> Iterator[tuple[str, Check]]:
         comparison = _of_task(entry, rule.margin_pp / 100, policy)
         delta = entry.get("delta_pp")
         reason = "" if comparison else f"{doc.path} has no flips or error of {name}"
-        yield name, Check("tasks", rule.tier, delta, limit, "pp", comparison, reason=reason, scale="accuracy")
+        of = Doc(doc.path, entry).raw("chosen", "of")
+        yield name, Check("tasks", rule.tier, delta, limit, "pp", comparison, reason=reason, scale="accuracy",
+                          available=of if isinstance(of, int) else None)  # fmt: skip
 
 
 def _of_task(entry: dict[str, Any], margin: float, policy: Policy) -> Comparison | None:
@@ -138,6 +142,11 @@ def _answers(doc: Doc, policy: Policy) -> Iterator[tuple[str, Check]]:
             limit = f"{rule.min:g} to {rule.max:g}"
             value, se = _number(entry.get("length_ratio")), _number(entry.get("length_log_ratio_se"))
             test = None
+            both, asked = _number(entry.get("both_cut")) or 0, _number(entry.get("answers")) or 0
+            if 2 * both > asked:
+                why = f"not judged: {both:g} of {asked:g} pairs of answers were cut at the limit"
+                yield f"length_ratio {name}", Check(kind, "advisory", value, limit, "x", reason=why)
+                continue
             if value and se is not None:
                 found = Estimate(math.log(value), se, int(entry["answers"]))
                 test = _both_sides(found, math.log(rule.min), math.log(rule.max), policy)
@@ -185,15 +194,30 @@ def _speed(doc: Doc, floor: Floor, policy: Policy) -> Check:
     if not clean:
         reason = f"{doc.path}: {floor.name} has request errors or wrong output lengths"
         return Check("speed", floor.tier, None, limit, "x", reason=reason)
-    counted = [_number(point.raw("candidate", "requests")), _number(point.raw("requests"))]
-    requests = next((n for n in counted if n), 2)
+    counted = [point.raw("candidate", "steady", "requests"), point.raw("candidate", "requests"), point.raw("requests")]
+    requests = next((int(n) for n in map(_number, counted) if n), 2)
     se = (math.log(span[1]) - math.log(span[0])) / (2 * 1.96)
     sign = -1.0 if floor.min else 1.0
-    found = Estimate(sign * math.log(ratio), se, int(requests))
+    found = Estimate(sign * math.log(ratio), se, requests)
     margin = sign * math.log(floor.min or floor.max or 1.0)
     comparison = of_mean(found, margin, "requests", policy.alpha, policy.power)
-    reason = "" if comparison else "fewer than 8 requests"
-    return Check("speed", floor.tier, ratio, limit, "x", comparison, reason=reason, scale="log")
+    reason = "" if comparison else f"{requests} requests in the steady window, fewer than 8"
+    legs = max(1, len(point.items("candidate", "repeats", "output_tok_s")))
+    in_legs = _in_legs(comparison, legs) if comparison else None
+    return Check(
+        "speed", floor.tier, ratio, limit, "x", in_legs, reason=reason, scale="log-min" if floor.min else "log"
+    )
+
+
+def _in_legs(test: Comparison, legs: int) -> Comparison:
+    """Count a timing in legs: its spread is one of legs, so more requests in a leg would not narrow it."""
+
+    def scaled(needed: int | None) -> int | None:
+        return None if needed is None else max(1, math.ceil(legs * needed / test.items))
+
+    return replace(
+        test, items=legs, item="leg" if legs == 1 else "legs", needed=scaled(test.needed), needed_as_seen=scaled(test.needed_as_seen)
+    )
 
 
 def _limits(docs: Docs, policy: Policy) -> Iterator[tuple[str, Check]]:
@@ -259,10 +283,14 @@ def statistics(check: Check, p_fail: float, said: str) -> dict[str, Any]:
 
     def shown(value: float) -> float:
         if check.scale == "log":
-            return 100 * math.expm1(value)
-        return 100 * value if check.scale == "accuracy" else value
+            value = 100 * math.expm1(value)
+        elif check.scale == "log-min":  # of a ratio that should be high, the loss: 0.58x is 42% slower, not 72% worse
+            value = -100 * math.expm1(-value)
+        elif check.scale == "accuracy":
+            value = 100 * value
+        return value + 0.0  # no -0.0
 
-    unit = {"log": "%", "accuracy": "pp", "left": "%"}.get(check.scale, check.unit)
+    unit = {"log": "%", "log-min": "%", "accuracy": "pp", "left": "%"}.get(check.scale, check.unit)
     needed = test.needed
     if said == INCONCLUSIVE:
         needed = None if test.needed_as_seen is None else max(test.needed or 0, test.needed_as_seen)
@@ -277,6 +305,7 @@ def statistics(check: Check, p_fail: float, said: str) -> dict[str, Any]:
         "item": test.item,
         "items_needed": test.needed,
         "items_needed_as_seen": needed,
+        "items_available": check.available,
         "p_pass": test.p_pass,
         "p_fail_holm": p_fail,
     }

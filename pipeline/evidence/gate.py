@@ -14,11 +14,12 @@ from typing import Any
 from pipeline.errors import InputError
 from pipeline.evidence.checks import NOT_MEASURED, Docs, checks, judge
 from pipeline.evidence.health import BROKEN, health, reasons
-from pipeline.evidence.policy import PATH, Policy, load_policy, shipped
+from pipeline.evidence.policy import PATH, Policy, holds, load_policy, shipped
 from pipeline.evidence.repeat import read_bench
+from pipeline.evidence.summary import needs
 from pipeline.evidence.verdicts import FAIL, INCONCLUSIVE, PASS
 from pipeline.params import load_params, load_yaml
-from pipeline.report.sources import Doc, read_doc
+from pipeline.report.sources import Doc, is_number, read_doc
 from pipeline.specs import Params
 
 SCHEMA = "quantpress.gate/1"
@@ -73,9 +74,12 @@ def judge_cell(root: Path, entry: dict[str, Any], params: Params, policy: Policy
     row |= {"baseline": base_name, "baseline_health": sound, "noise_floor": base.raw("noise_floor")}
     if is_baseline:
         return row | {"verdict": sound["verdict"], "reasons": _health_reasons(sound), "checks": {}}
-    found = judge(checks(docs, policy), policy)
+    floors = [floor for floor in policy.speed if holds(floor, entry["target"], params)]
+    found = judge(checks(docs, policy, floors), policy)
     problems = _engine(docs, entry, params)
-    missing: list[str] = [what for what in policy.required if not _measured(what, found, problems)]
+    timed = bool(floors) or _timed(docs.bench)
+    missing: list[str] = [w for w in policy.required if not (w == "speed" and timed and not floors)
+                          and not _measured(w, found, problems)]  # fmt: skip
     verdict, why = decide(found, missing, sound)
     notes = [f"task {t} has no margin in {PATH}" for t in docs.evaluation.mapping("tasks") if t not in policy.tasks]
     return row | {"verdict": verdict, "reasons": why + problems, "notes": notes, "missing": missing, "checks": found}
@@ -101,9 +105,18 @@ def _words(check: dict[str, Any]) -> str:
         f"damage {check['damage']:.3g} {unit} as seen, bound {check['damage_bound']:.3g}, margin {check['margin']:.3g}"
     )
     if check["verdict"] == INCONCLUSIVE:
-        needed = check["items_needed_as_seen"]
-        said += f"; {check['items']} {item}, " + (f"a firm answer needs about {needed:,}" if needed else "too near")
+        said += f"; {check['items']} {item}, " + needs(check, "a firm answer needs about {:,}", "too near")
     return said
+
+
+def _timed(bench: Doc) -> bool:
+    """Tell whether some load was timed without errors: what `required: speed` asks of a target without a floor."""
+    loads = [load for load in bench.mapping("workloads").values() if isinstance(load, dict)]
+    for entry in (p for load in loads for p in load.get("points") or [] if isinstance(p, dict)):
+        point = Doc(bench.path, entry)
+        if point.raw("candidate", "errors") == 0 and is_number(point.raw("ratio", "output_tok_s")):
+            return True
+    return False
 
 
 def _health_reasons(sound: dict[str, Any]) -> list[str]:

@@ -96,9 +96,13 @@ class Quality(_Strict):
 
 
 class Floor(_Strict):
-    """A limit of a speed ratio over the baseline: `min` for throughput, `max` for a latency."""
+    """A limit of a speed ratio over the baseline: `min` for throughput, `max` for a latency.
+
+    targets: shell patterns of the targets that it holds for, of those that time its workload.
+    """
 
     tier: Tier
+    targets: list[str] = Field(default=["*"], min_length=1)
     workload: str
     concurrency: int = Field(gt=0)
     metric: Metric
@@ -180,10 +184,33 @@ def load_policy(path: Path, params: Params, cells: list[str]) -> Policy:
         if floor.concurrency not in loads:
             has = f"it has {', '.join(map(str, loads))}"
             raise InputError(f"{path}: workload {floor.workload} has no concurrency {floor.concurrency}; {has}.")
+        _need_target(floor, params, path)
     for pattern in policy.ship:
         if not any(fnmatch(cell, pattern) for cell in cells):
             raise InputError(f"{path}: ship '{pattern}' matches no cell of the plan.{nearest(pattern, cells)}")
     return policy
+
+
+def holds(floor: Floor, target: str, params: Params) -> bool:
+    """Tell whether a floor is judged on a target: it names the target, and the target times its workload."""
+    named = any(fnmatch(target, pattern) for pattern in floor.targets)
+    return named and floor.workload in params.workloads_of(params.targets[target])
+
+
+def _need_target(floor: Floor, params: Params, path: Path) -> None:
+    """Refuse a floor that no target can ever be judged by.
+
+    Raises:
+        InputError: a pattern that matches no target, or targets that time other workloads.
+    """
+    for pattern in floor.targets:
+        if not any(fnmatch(name, pattern) for name in params.targets):
+            raise InputError(f"{path}: '{pattern}' of floor {floor.name} matches no target."
+                             f"{nearest(pattern, list(params.targets))}")  # fmt: skip
+    if not any(holds(floor, name, params) for name in params.targets):
+        named = [n for n in params.targets if any(fnmatch(n, pattern) for pattern in floor.targets)]
+        timed = "; ".join(f"{n}: {', '.join(params.workloads_of(params.targets[n]))}" for n in named)
+        raise InputError(f"{path}: no target of floor {floor.name} times workload {floor.workload}. They time {timed}.")
 
 
 def _explain(error: ValidationError, path: Path) -> str:

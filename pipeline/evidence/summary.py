@@ -38,13 +38,21 @@ def evidence(check: dict[str, Any]) -> tuple[str, str, str]:
     unit = check["damage_unit"]
     sample = f"{check['items']:,} {check['item']}"
     if check["verdict"] != PASS:
-        needed = check["items_needed_as_seen"]
-        sample += f", needs {needed:,}" if needed else ", no number is enough"
+        sample += f", {needs(check, 'needs {:,}', 'no number is enough')}"
     return (
         f"{amount(check['damage'], unit, True)}, bound {amount(check['damage_bound'], unit, True)}",
         amount(check["smallest_damage_seen"], unit),
         sample,
     )
+
+
+def needs(check: dict[str, Any], some: str, none: str) -> str:
+    """Say how many items would settle a check, and where there are not so many; `some` has a place for the number."""
+    needed, available = check["items_needed_as_seen"], check.get("items_available")
+    if not needed:
+        return none
+    all_there_is = f" ({available:,} {check['item']} is all there is)" if available and needed > available else ""
+    return some.format(needed) + all_there_is
 
 
 def markdown(record: dict[str, Any]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -198,6 +200,28 @@ def test_without_evidence_there_is_no_winner_but_a_command() -> None:
     (item,) = recommend([other], "chat", CHAT, "throughput")["missing"]
     assert item["what"] == "speed under w of int8"
     assert item["command"].startswith("add one to benchmark_gpu in params.yaml")
+    own = replace(other, device=Target(device="cuda", gpu="G", sm=90, memory_gib=80, workloads=["x"]))
+    (item,) = recommend([own], "chat", CHAT, "throughput")["missing"]
+    assert item["command"].startswith("add one to targets.g.workloads in params.yaml")
+
+
+def test_a_task_without_more_items_is_not_settled_by_a_larger_tier() -> None:
+    open_ = candidate(
+        "int8", [point(4, 9)], "INCONCLUSIVE", quality_why=["facts: about 883 would (400 items is all there is)"]
+    )
+    (item,) = recommend([open_], "chat", CHAT, "throughput")["missing"][:1]
+    assert item["command"].startswith("another task (evaluation.tasks in params.yaml), or more items in this one")
+
+
+def test_every_printed_command_finds_its_stages() -> None:
+    """A pattern, and a stage of another dvc.yaml, need --glob and quotes: `dvc repro *@x` finds nothing."""
+    for answer in answers(ROOT):
+        for item in answer["missing"]:
+            for command in re.findall(r"`([^`]*dvc repro[^`]*)`", item["command"]):
+                words = shlex.split(command)
+                assert words[:3] == ["uv", "run", "dvc"], command
+                if "*" in command or ".h200" in command:
+                    assert "--glob" in words and "'" in command, command
 
 
 def test_random_weights_are_timed_and_never_recommended() -> None:

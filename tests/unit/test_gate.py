@@ -136,6 +136,44 @@ def test_speed_floors_and_tiers(project: Path, ratio: float, tier: str, expected
     assert verdict(project)[0] == expected
 
 
+def test_a_floor_of_another_target_is_not_judged(project: Path) -> None:
+    found = gate(project)["cells"][INT8]["checks"]
+    assert not [name for name in found if "brief-128-128" in name]
+    assert "output_tok_s smoke-64-16 c4" in found
+
+
+def test_required_speed_without_a_floor_asks_that_something_was_timed(project: Path) -> None:
+    edit_policy(project, lambda p: p.update(speed=[]))
+    assert verdict(project) == ("PASS", "")
+    of(project, INT8, "bench").unlink()
+    assert verdict(project) == ("INCONCLUSIVE", "required and not measured: speed")
+
+
+def test_a_slow_cell_is_slower_by_what_it_lacks_and_counted_in_legs(project: Path) -> None:
+    put(of(project, INT8, "bench"), bench_json(0.58))
+    check = gate(project)["cells"][INT8]["checks"]["output_tok_s smoke-64-16 c4"]
+    assert check["damage"] == pytest.approx(42.0)
+    assert (check["items"], check["item"]) == (2, "legs")
+    assert str(check["margin"]) == "0.0"
+
+
+def test_lengths_of_answers_that_were_mostly_cut_are_not_judged(project: Path) -> None:
+    change(of(project, INT8), lambda e: e["canary"]["lengths"].update(both_cut=e["canary"]["lengths"]["answers"] - 1))
+    check = gate(project)["cells"][INT8]["checks"]["length_ratio canary"]
+    assert check["verdict"] == "NOT MEASURED"
+    assert "pairs of answers were cut at the limit" in check["reason"]
+
+
+def test_a_task_that_has_too_few_items_is_said_to(project: Path) -> None:
+    change(
+        of(project, INT8), lambda e: e["tasks"].update(facts=task(20, 20, 200) | {"chosen": {"items": 200, "of": 200}})
+    )
+    found, reasons = verdict(project)
+    assert found == "INCONCLUSIVE"
+    assert "(200 items is all there is)" in reasons
+    assert "is all there is" in markdown(gate(project))
+
+
 def test_a_timing_with_errors_is_not_used(project: Path) -> None:
     def spoil(bench: dict[str, Any]) -> None:
         for point in bench["workloads"]["smoke-64-16"]["points"]:
@@ -192,6 +230,10 @@ def test_a_task_without_a_margin_is_named(project: Path) -> None:
     (lambda p: p["speed"][0].update(workload="smoke"), "no workload 'smoke'"),
     (lambda p: p["speed"][0].update(concurrency=5), "no concurrency 5; it has 1, 4"),
     (lambda p: p["speed"][0].update(max=2), "give one of min and max"),
+    (lambda p: p["speed"][0].update(targets=["h20"]), "'h20' of floor output_tok_s smoke-64-16 c4 matches no target."),
+    (lambda p: p["speed"][0].update(targets=["h20"]), "Did you mean 'h200'"),
+    (lambda p: p["speed"][0].update(targets=["h200"]), "They time h200: brief-128-128, brief-2048-512."),
+    (lambda p: p["speed"][0].update(targets=[]), "speed.0.targets"),
     (lambda p: p["speed"][0].update(metric="output_tok"), "Did you mean 'output_tok_s'"),
     (lambda p: p.update(alpha=0.7), "alpha"),
     (lambda p: p["limits"].update(weights=1), "unknown key 'limits.weights'"),
