@@ -216,7 +216,11 @@ def _in_legs(test: Comparison, legs: int) -> Comparison:
         return None if needed is None else max(1, math.ceil(legs * needed / test.items))
 
     return replace(
-        test, items=legs, item="leg" if legs == 1 else "legs", needed=scaled(test.needed), needed_as_seen=scaled(test.needed_as_seen)
+        test,
+        items=legs,
+        item="leg" if legs == 1 else "legs",
+        needed=scaled(test.needed),
+        needed_as_seen=scaled(test.needed_as_seen),
     )
 
 
