@@ -20,6 +20,7 @@ from pipeline.shapes import SPEED_ONLY, is_random
 from pipeline.specs import Params, Target
 
 QUALITY_KINDS = ("lint", "canary", "tasks", "fidelity")
+NOT_TIMED = "none of the objective's workloads was timed"
 NO_PRICE = "not computed (no price given)"
 
 
@@ -53,7 +54,7 @@ class Candidate:
             points = [p for p in self.points if p.workload == workload]
             if points:
                 return At.of(self, points, slo, workload)
-        return At(None, None, "none of the objective's workloads was timed", None, None, None, None, NO_PRICE)
+        return At(None, None, NOT_TIMED, None, None, None, None, NO_PRICE)
 
 
 @dataclass
@@ -110,7 +111,8 @@ def _candidate(
     if is_baseline and not is_number(weights):
         weights = read_doc(root, f"artifacts/results/{entry['model']}/model.json", None).raw("weight_bytes")
     evaluation = read_doc(root, f"artifacts/results/{name}/eval.json", None)
-    ratio = 1.0 if is_baseline else evaluation.raw("fidelity", "perplexity_ratio")
+    speed_only = _is_random(params, entry["model"])
+    ratio = evaluation.raw("fidelity", "perplexity_ratio") if speed_only or not is_baseline else 1.0
     startup = bench.raw("server", "candidate", "startup_s")
     return Candidate(
         cell=name, recipe=entry["recipe"], runtime=entry["runtime"], target=entry["target"], is_baseline=is_baseline,
@@ -123,7 +125,7 @@ def _candidate(
         device=params.targets[entry["target"]],
         planned=name in plan.get("measure", {}),
         on_target=name in (plan.get("on_target") or {}).get("benchmark", {}),
-        speed_only=_is_random(params, entry["model"]),
+        speed_only=speed_only,
     )  # fmt: skip
 
 

@@ -137,7 +137,10 @@ def _would_change(winner: Row | None, runner: Row | None, rows: list[Row], aim: 
         if row is winner or _proven(row) or not cell.served or not leads:
             continue
         lead = f"{cell.recipe} on {cell.runtime} leads with {_said(row, aim)} but"
-        if cell.quality != PASS:
+        if cell.quality == "NOT MEASURED":
+            why = "; ".join(cell.quality_why) or "no evaluation"
+            found.append(f"{cell.recipe} on {cell.runtime} leads with {_said(row, aim)}; quality not measured ({why})")
+        elif cell.quality != PASS:
             found.append(f"{lead} is {cell.quality}: {'; '.join(cell.quality_why) or 'quality not measured'}")
         else:
             found.append(f"{lead} does not meet it: {at.why}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.choice.objective import MET, MISSED, OPEN, Attained, Slo, attained
+from pipeline.evidence.beside import beside
 from pipeline.evidence.repeat import leg_marks, read_bench
 from pipeline.report.sources import Doc, interval, is_number
 
@@ -48,9 +49,14 @@ class TimedPoint:
 
 
 def read_points(root: Path, cell: str) -> tuple[list[TimedPoint], Doc]:
-    """Return a cell's timed points and its bench.json; no points where `problem` says why."""
-    doc = read_bench(root, cell)
-    rows = read_requests(root / f"artifacts/results/{cell}/requests.csv")
+    """Return a cell's timed points and its bench.json; no points where `problem` says why.
+
+    A baseline that was only timed beside others is read from the latest of those runs.
+    """
+    doc, whose, side = read_bench(root, cell), cell, "B"
+    if doc.data is None and (found := beside(root, cell)):
+        (doc, whose), side = found, "A"
+    rows = read_requests(root / f"artifacts/results/{whose}/requests.csv", side)
     points = []
     for workload, load in doc.mapping("workloads").items():
         if not isinstance(load, dict) or load.get("against", "baseline") != "baseline":
@@ -89,14 +95,14 @@ def _point(workload: str, load: dict[str, Any], entry: dict[str, Any], rows: dic
     )
 
 
-def read_requests(path: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Return the candidate's steady requests by (workload, point); failed ones count as misses."""
+def read_requests(path: Path, side: str = "B") -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Return the steady requests of a side (B: the candidate) by (workload, point); failed ones count as misses."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     if not path.is_file():
         return found
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            if row.get("side") != "B" or row.get("steady") == "0":
+            if row.get("side") != side or row.get("steady") == "0":
                 continue
             entry: dict[str, Any] = {"failed": row.get("steady") == "error"}
             entry |= {k: _number(row.get(k)) for k in ("ttft_ms", "tpot_ms", "e2e_ms")}
@@ -121,7 +127,7 @@ def operating_point(points: list[TimedPoint], slo: Slo) -> tuple[TimedPoint | No
     if not timed:
         return None, "no usable timing"
     if not slo.limits:
-        return max(timed, key=lambda p: p.tok_s or 0.0), "most output tokens/s of all loads"
+        return max(timed, key=lambda p: p.tok_s or 0.0), f"most output tokens/s of all loads of {timed[0].workload}"
     best, open_ = None, []
     for point in timed:
         found = point.judge(slo)

@@ -8,6 +8,8 @@ from typing import Any
 
 from pipeline.commands import PARAMS, Add
 
+OWN = "yours, from params.yaml"
+
 
 def _memory(args: argparse.Namespace) -> int:
     import json
@@ -32,9 +34,11 @@ def _serving(args: argparse.Namespace) -> int:
 
     from pipeline import plan
     from pipeline.errors import InputError, unknown
-    from pipeline.memory.cells import CellIds, sizes
+    from pipeline.memory.cells import CellIds, own_options, sizes
+    from pipeline.memory.user_options import flat
     from pipeline.params import load_params
     from pipeline.tuning.propose import proposed, read_tune, tuned
+    from pipeline.whole_gpu import kept_small
 
     params = load_params(PARAMS)
     configs = plan.known_configs(Path("."), params)
@@ -52,7 +56,12 @@ def _serving(args: argparse.Namespace) -> int:
         found["tuned"] = run and run._asdict() | {"offers": [offer._asdict() for offer in run.offers]}
         print(json.dumps(found, indent=1))
     else:
-        print(_serving_text(found))
+        listed = {item["name"] for item in found["serving"]}
+        own = flat(own_options(params, ids.runtime, ids.target))
+        rest = [{"name": k, "value": v, "reason": OWN} for k, v in own.items() if k not in listed]
+        print(_serving_text(found | {"serving": found["serving"] + rest}))
+        if ids.runtime == "vllm" and (kept := kept_small(params, ids, configs[cell["model"]])):
+            print(kept.text)
         if tried := proposed(Path("."), [args.cell]):
             print(tried)
     return 2 if found["problem"] else 0

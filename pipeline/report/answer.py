@@ -11,6 +11,8 @@ from pipeline.evidence.verdicts import FAIL
 from pipeline.report.text import and_list, missing, number, show, span
 from pipeline.report.verdicts import verdict_line
 
+# The start of a cell's status where something of it was measured on its target.
+HAS_RESULTS = ("measured", "partly measured")
 RULES = (
     "Fastest: the highest ratio of output tokens per second over the baseline, at the load that is named. "
     "Closest to the baseline: the highest perplexity kept. Smallest: the fewest bytes of weights. "
@@ -167,10 +169,12 @@ def _holds_zero(delta: dict[str, Any]) -> bool:
 
 def _smallest(group: dict[str, Any]) -> dict[str, str]:
     sized = [
-        c for c in _candidates(group) if c["size"]["weight_bytes"]["value"] is not None and c["verdict"] != "refused"
+        c
+        for c in _candidates(group)
+        if c["size"]["weight_bytes"]["value"] is not None and c["status"].split(" (")[0] in HAS_RESULTS
     ]
     if not sized:
-        return _line("Smallest", "not known", "No artifact that can be served here has a recorded size.")
+        return _line("Smallest", "not known", "No artifact that was measured here has a recorded size.")
     low = min(c["size"]["weight_bytes"]["value"] for c in sized)
     names = [c["recipe"] for c in sized if c["size"]["weight_bytes"]["value"] == low]
     text = ""
@@ -205,7 +209,7 @@ def _missing(group: dict[str, Any]) -> list[dict[str, str]]:
         ("Failed lint", [c["recipe"] for c in cells if c["lint"]["passed"] is False], "Do not ship."),
         (
             "Evidence missing",
-            [c["recipe"] for c in cells if c["status"] != "measured" and c["verdict"] != "refused"],
+            [c["recipe"] for c in cells if not c["status"].startswith("measured") and c["verdict"] != "refused"],
             "Quality or speed was not measured; reasons below.",
         ),
     )

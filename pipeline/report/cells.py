@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pipeline.evidence.beside import beside
 from pipeline.evidence.repeat import read_bench
 from pipeline.report.apart import apart_from_ratios, gpu_marks, load_marks
+from pipeline.report.engine import engine
 from pipeline.report.sources import (
     Doc,
     Fact,
@@ -87,7 +89,9 @@ def _served_docs(root: Path, where: str, plan: dict[str, Any]) -> tuple[Doc, Doc
     for name in ("eval", "bench"):
         path = f"{where}/{name}.json"
         doc = read_bench(root, str(plan["cell"])) if name == "bench" else read_doc(root, path, *EVAL_SCHEMAS)
-        if doc.problem and not (root / doc.path).exists() and (reason := _planned_reason(plan)):
+        if name == "bench" and not (root / path).exists() and (found := beside(root, str(plan["cell"]))):
+            doc = found[0]
+        elif doc.problem and not (root / doc.path).exists() and (reason := _planned_reason(root, plan)):
             doc = Doc(doc.path, None, reason)
         manifest = f"artifacts/packages/{plan.get('cell')}/deploy/manifest.json"
         now = read_doc(root, manifest, None).raw("checkpoint", "digest")
@@ -103,11 +107,13 @@ def _served_docs(root: Path, where: str, plan: dict[str, Any]) -> tuple[Doc, Doc
     return docs[0], docs[1]
 
 
-def _planned_reason(plan: dict[str, Any]) -> str | None:
+def _planned_reason(root: Path, plan: dict[str, Any]) -> str | None:
     if plan["verdict"] == "refused":
         return f"not served on {plan['target']}: {plan['reason']}"
     if not plan["measured_here"]:
-        return f"this run did not include target {plan['target']}"
+        others = any((root / "artifacts/results").glob(f"*.{plan['target']}/[be][ev]*.json"))
+        so_far = f"not among the cells that were measured on {plan['target']} so far"
+        return so_far if others else f"this run did not include target {plan['target']}"
     return None
 
 
@@ -120,7 +126,7 @@ def _status(plan: dict[str, Any], evaluation: Doc, bench: Doc) -> str:
     if plan["verdict"] == "refused":
         return f"not served on {plan['target']} ({plan['reason']})"
     if not plan["measured_here"]:
-        return f"not measured ({_planned_reason(plan)})"
+        return f"not measured ({evaluation.problem if evaluation.problem == bench.problem else bench.problem})"
     return f"not measured ({evaluation.problem}; {bench.problem})"
 
 
@@ -285,6 +291,7 @@ def _speed(bench: Doc) -> dict[str, Any]:
     return {
         "problem": problem,
         "is_noise_floor": bench.raw("is_baseline") is True,
+        "beside": bench.raw("beside"),
         "order": bench.raw("order"),
         "client": bench.raw("client"),
         "workloads": workloads,
@@ -309,6 +316,7 @@ def _point(bench: Doc, point: dict[str, Any]) -> dict[str, Any]:
     row["load"] = f"{rate:g}/s, open loop" if is_number(rate) else str(row["concurrency"] or "not recorded")
     row["marks"] = load_marks(doc)
     row["repeats"] = doc.mapping("repeats", "output_tok_s") or None
+    row["legs"] = len(doc.items("candidate", "repeats", "output_tok_s"))
     for side in ("candidate", "baseline"):
         row[side] = {k: doc.fact(side, k) for k in ("output_tok_s", "request_s", "errors")}
         row[side]["output_tokens_ok"] = doc.raw(side, "output_tokens_ok")
@@ -337,12 +345,13 @@ def _server(evaluation: Doc, bench: Doc) -> dict[str, Any]:
     doc, keys = (evaluation, ("server",)) if evaluation.mapping("server") else (bench, ("server", "candidate"))
     kernels = [plain(k) for k in doc.items(*keys, "kernels")]
     both = (evaluation, bench)
-    reason = next((d.problem for d in both if d.problem), "the server's log names no kernel for linear layers")
+    reason = doc.problem or "the server's log names no kernel for linear layers"
     startup = doc.raw(*keys, "startup_s")
     commands = {"evaluate": evaluation.raw("server", "command")}
     commands |= {f"benchmark, {s}": bench.raw("server", s, "command") for s in ("candidate", "baseline")}
     return {
         "runtime": doc.raw(*keys, "runtime"),
+        "engine": engine(doc, *keys),
         "attention_backend": doc.raw(*keys, "attention_backend") or f"not measured ({_no_backend(doc)})",
         "kernels": kernels,
         "kernels_not_measured": None if kernels else reason,

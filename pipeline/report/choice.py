@@ -7,14 +7,19 @@ from typing import Any
 
 from pipeline.choice.alike import speed_differences
 from pipeline.choice.answers import answers, scaling
+from pipeline.choice.candidates import NOT_TIMED
 from pipeline.choice.compare import eval_differences
 from pipeline.choice.revisions import RESULTS, Revision, tags
 from pipeline.errors import QuantpressError
+from pipeline.evidence.verdicts import FAIL, INCONCLUSIVE, PASS
 from pipeline.params import load_params, load_yaml
+from pipeline.report.text import and_list
 
 
 def choice_section(root: Path) -> dict[str, Any]:
     """Return {problem, targets, scaling, trend}; `targets` are groups of answers, those with measurements first.
+
+    `idle` of a group: the objectives none of whose workloads was timed there, of which there is nothing to show.
 
     A repository that cannot be read for a recommendation gets the reason as `problem`: the report is still made.
     """
@@ -28,9 +33,44 @@ def choice_section(root: Path) -> dict[str, Any]:
     for model, target in dict.fromkeys((a["model"], a["target"]) for a in found):
         mine = [a for a in found if (a["model"], a["target"]) == (model, target)]
         measured = any(row["measured"] for a in mine for row in a["table"])
-        groups.append({"model": model, "target": target, "measured": measured, "answers": mine, "decide": decide(mine)})
+        groups.append({"model": model, "target": target, "measured": measured, "answers": mine, "decide": decide(mine),
+                       "idle": [a["slo"] for a in mine if not _judged(a)], "quality": _quality(mine[0])})  # fmt: skip
     groups.sort(key=lambda g: not g["measured"])
     return {"problem": None, "targets": groups, "scaling": rows, "trend": trend(root)}
+
+
+def _judged(answer: dict[str, Any]) -> bool:
+    return any(row["served"] and row["objective_why"] and row["objective_why"] != NOT_TIMED for row in answer["table"])
+
+
+def _quality(answer: dict[str, Any]) -> str:
+    """Say which cells pass the policy's quality checks, which are open and which fail; empty where none was judged."""
+    rows = [row for row in answer["table"] if row["served"] and not row["is_baseline"]]
+    parts = []
+    for verdict, words in ((PASS, "passed by"), (INCONCLUSIVE, "not settled for"), (FAIL, "failed by")):
+        if names := list(dict.fromkeys(row["recipe"] for row in rows if row["quality"] == verdict)):
+            parts.append(f"{words} {and_list(names)}")
+    return f"The policy's quality checks are {'; '.join(parts)}." if parts else ""
+
+
+def objective_lines(choice: dict[str, Any], group: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the answer box's line on the objectives whose cells differ: which meet them, and which miss them where.
+
+    An objective without limits is met by every cell, and is left out.
+    """
+    mine = [g for g in choice["targets"] if (g["model"], g["target"]) == (group["model"], group["target"])]
+    parts = []
+    for answer in (a for g in mine for a in g["answers"]):
+        rows = [r for r in answer["table"] if r["served"] and r["runtime"] == group["runtime"]]
+        met = [
+            f"{r['recipe']} up to {r['operating_point']}" for r in rows if r["meets_objective"] and r["operating_point"]
+        ]
+        missed = [f"{r['recipe']} ({r['objective_why']})" for r in rows if r["meets_objective"] is False]
+        if missed:
+            yes = f"met by {and_list(met)}" if met else "met by none"
+            parts.append(f"{answer['slo']} ({answer['objective']}): {yes}; {'; '.join(missed)}.")
+    lead = "where cells differ, or none meets it" if parts else ""
+    return [{"topic": "Objectives", "lead": lead, "text": " ".join(parts)}] if parts else []
 
 
 def decide(mine: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.calibration import FEW_SAMPLES
+from pipeline.memory.cells import CellIds
 from pipeline.report.agreement import agreement_rows
 from pipeline.report.answer import RULES, answer, noise_floor, reference_point
 from pipeline.report.cells import NOT_QUANTIZED, build_cell
-from pipeline.report.choice import choice_section
-from pipeline.report.paying import paying_rows
+from pipeline.report.choice import choice_section, objective_lines
+from pipeline.report.engine import engine_line, engine_warnings
+from pipeline.report.paying import known_params, paying_rows
 from pipeline.report.sizes import sizes_section
 from pipeline.report.sources import Doc, plain, read_doc, read_yaml
 from pipeline.report.tuning import problems as tuning_problems
 from pipeline.report.tuning import tuning_section
 from pipeline.report.verdicts import floor_lines
 from pipeline.shapes import SPEED_ONLY, is_random
+from pipeline.whole_gpu import kept_small
 
 SCHEMA = "quantpress.report/1"
 CELL_KEYS = ("model", "recipe", "runtime", "target")
@@ -48,6 +51,11 @@ def collect(root: Path) -> dict[str, Any]:
     for group in groups:
         group["quality_floor"] = floor_lines(root, group["baseline"])
         group["paying"] = paying_rows(root, params, group)
+    for cell in cells.values():
+        cell["kept_small"] = _kept_small(root, params, cell)
+    choice = choice_section(root)
+    for group in groups:
+        group["answer"] += objective_lines(choice, group)
     tuning = tuning_section(root, params, list(cells.values()))
     models = {m: _model(root, m, params) for m in dict.fromkeys(e["model"] for e in entries)}
     problems += [{"what": d.path, "reason": d.problem} for d in (params, plan) if d.problem]
@@ -64,13 +72,25 @@ def collect(root: Path) -> dict[str, Any]:
         "calibration": calibration,
         "warnings": _warnings(root, groups, calibration, set(cells)),
         "sizes": sizes_section(root, params, groups, planned),
-        "choice": choice_section(root),
+        "choice": choice,
         "tuning": tuning,
         "agreement": agreement_rows(root),
         "rules": RULES,
         "method": _method(groups, models),
     }
     return report
+
+
+def _kept_small(root: Path, params: Doc, cell: dict[str, Any]) -> str | None:
+    """Say which options keep a packaged vLLM server small, None where none does."""
+    if cell["runtime"] != "vllm" or not cell["package"]["exists"]:
+        return None
+    known, config = known_params(root, params, cell["model"])
+    ids = CellIds(*(cell[key] for key in CELL_KEYS))
+    if known is None or not config or ids.target not in known.targets or ids.recipe not in known.recipes:
+        return None
+    found = kept_small(known, ids, config)
+    return found and found.text
 
 
 def _entries(root: Path, plan: Doc) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -117,9 +137,14 @@ def _groups(cells: list[dict[str, Any]], params: Doc) -> tuple[list[dict[str, An
         group["baseline"] = next((c["cell"] for c in members if c["is_baseline"]), None)
         group["noise_floor"] = noise_floor(members, reference)
         group["cells"] = members
+        group["engine"] = engine_line(members)
         group["answer"] = answer(group)
         groups.append(group)
-    return groups, planned
+    # Those with results first: they have the colours that are easiest to tell apart.
+    shown = [c for group in groups for c in group["cells"] if not c["is_baseline"]]
+    shown.sort(key=lambda c: c["status"] not in HAS_RESULTS)
+    recipes = list(dict.fromkeys(c["recipe"] for c in shown))
+    return [group | {"recipes": recipes} for group in groups], planned
 
 
 def _model(root: Path, model: str, params: Doc) -> dict[str, Any]:
@@ -221,6 +246,7 @@ def _warnings(root: Path, groups: list[dict[str, Any]], calib: list[Any], known:
     found = [{"target": None, "text": text} for entry in calib for text in _calib_warnings(entry)]
     for group in groups:
         texts = [text for cell in group["cells"] for text in _cell_warnings(cell)] + _mixed(group)
+        texts += engine_warnings(group["cells"])
         found += [{key: group[key] for key in GROUP_KEYS} | {"text": text} for text in dict.fromkeys(texts)]
     for path in sorted((root / "artifacts/results").glob("*.*.*.*")):
         if path.is_dir() and path.name not in known:

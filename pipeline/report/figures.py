@@ -17,7 +17,10 @@ from pipeline.report.answer import point_at
 from pipeline.report.placing import place_labels, spread
 from pipeline.report.text import number
 
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#8C6D31")
+PALETTE = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#8C6D31", "#A50026", "#1B7837",
+    "#4D4D9E", "#B35806", "#2D7F83", "#9E4784", "#6B6B00", "#5A6B7B",
+)  # fmt: skip
 BASELINE, INK, GRID, BAND = "#3B3F46", "#22262C", "#E3E6EA", "#D5DAE1"
 # A mark that keeps less than this is drawn at the lower edge, with its number: it must not squash the others.
 FLOOR_PCT = 60.0
@@ -48,10 +51,12 @@ def figures(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def colours(group: dict[str, Any]) -> dict[str, str]:
-    """Return recipe -> colour. The baseline is grey; the order is the plan's."""
-    others = [c["recipe"] for c in group["cells"] if not c["is_baseline"]]
-    table = {recipe: PALETTE[i % len(PALETTE)] for i, recipe in enumerate(others)}
-    return table | {c["recipe"]: BASELINE for c in group["cells"] if c["is_baseline"]}
+    """Return recipe -> colour, the same one in every section of a page. The baseline is grey."""
+    order = group["recipes"]
+    return {
+        c["recipe"]: BASELINE if c["is_baseline"] else PALETTE[order.index(c["recipe"]) % len(PALETTE)]
+        for c in group["cells"]
+    }
 
 
 def _marks(group: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:

@@ -17,7 +17,7 @@ def paying_rows(root: Path, params: Doc, group: dict[str, Any]) -> list[dict[str
     A row: cell, recipe, workload, text (see choice.paying.pays), loads [{concurrency, state, ratio, allowed}];
     `ratio` is measured, `allowed` is what bytes alone allow, predicted; both are facts. The first is the lowest load.
     """
-    known, config = _known(root, params, group["model"])
+    known, config = known_params(root, params, group["model"])
     rows = []
     for cell in group["cells"]:
         if cell["is_baseline"]:
@@ -60,7 +60,7 @@ def _allowed(params: Any, config: dict[str, Any], cell: dict[str, Any], workload
     return absent(f"not predicted: {why}") if value is None else measured(value)
 
 
-def _known(root: Path, params: Doc, model: str) -> tuple[Any, dict[str, Any]]:
+def known_params(root: Path, params: Doc, model: str) -> tuple[Any, dict[str, Any]]:
     """Return the checked params, None where they are not whole, and the model's config.json, empty where unknown."""
     from pydantic import ValidationError
 

@@ -230,7 +230,7 @@ def test_random_weights_are_timed_and_never_recommended() -> None:
     assert found["winner"] is None
     assert found["missing"] == []
     assert found["would_change"] == [
-        "fp8 on vllm leads with 150.0 output tokens/s but is NOT MEASURED: random weights: speed only"
+        "fp8 on vllm leads with 150.0 output tokens/s; quality not measured (random weights: speed only)"
     ]
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 from report_results import MODEL, build_results
 
+from pipeline.report.choice import objective_lines
 from pipeline.report.collect import collect
+from pipeline.report.figures import PALETTE, colours
 
 
 def test_a_checkpoint_made_on_its_target_is_read_where_it_stands(tmp_path: Path) -> None:
@@ -22,3 +25,28 @@ def test_a_checkpoint_made_on_its_target_is_read_where_it_stands(tmp_path: Path)
     cells = {c["cell"]: c for group in collect(project)["targets"] for c in group["cells"]}
     assert cells[cell["cell"]]["checkpoint"] == f"{MODEL}.int8.cpu"
     assert cells[cell["cell"]]["size"]["weight_bytes"]["value"] > 0
+
+
+def test_a_recipe_has_one_colour_in_every_section() -> None:
+    def cell(recipe: str) -> dict[str, Any]:
+        return {"recipe": recipe, "is_baseline": recipe == "bf16"}
+
+    recipes = ["int8", "fp8", "awq"]
+    one = colours({"recipes": recipes, "cells": [cell("bf16"), cell("int8"), cell("awq")]})
+    other = colours({"recipes": recipes, "cells": [cell("bf16"), cell("fp8"), cell("awq")]})
+    assert one["awq"] == other["awq"] and one["bf16"] == other["bf16"]
+    assert len({*one.values(), *other.values()}) == 4
+    assert len(set(PALETTE)) == len(PALETTE) >= 16
+
+
+def test_an_objective_that_some_cells_miss_is_in_the_answer() -> None:
+    def row(recipe: str, meets: bool | None, at: str | None = None) -> dict[str, Any]:
+        return {"recipe": recipe, "runtime": "vllm", "served": True, "is_baseline": recipe == "bf16", "quality": "PASS",
+                "meets_objective": meets, "operating_point": at, "objective_why": "missed at c64: 9 of 10"}  # fmt: skip
+
+    answer = {"slo": "chat", "objective": "TTFT <= 200 ms", "table": [row("bf16", False), row("fp8", True, "c64")]}
+    idle = {"slo": "rag", "objective": "x", "table": [row("bf16", None), row("fp8", None)]}
+    choice = {"targets": [{"model": "m", "target": "g", "answers": [answer, idle]}]}
+    (line,) = objective_lines(choice, {"model": "m", "target": "g", "runtime": "vllm"})
+    assert line["text"] == "chat (TTFT <= 200 ms): met by fp8 up to c64; bf16 (missed at c64: 9 of 10)."
+    assert objective_lines(choice, {"model": "m", "target": "h", "runtime": "vllm"}) == []
