@@ -91,7 +91,7 @@ def _served_docs(root: Path, where: str, plan: dict[str, Any]) -> tuple[Doc, Doc
         doc = read_bench(root, str(plan["cell"])) if name == "bench" else read_doc(root, path, *EVAL_SCHEMAS)
         if name == "bench" and not (root / path).exists() and (found := beside(root, str(plan["cell"]))):
             doc = found[0]
-        elif doc.problem and not (root / doc.path).exists() and (reason := _planned_reason(root, plan)):
+        elif doc.problem and not (root / doc.path).exists() and (reason := _planned_reason(root, plan, name)):
             doc = Doc(doc.path, None, reason)
         manifest = f"artifacts/packages/{plan.get('cell')}/deploy/manifest.json"
         now = read_doc(root, manifest, None).raw("checkpoint", "digest")
@@ -107,12 +107,12 @@ def _served_docs(root: Path, where: str, plan: dict[str, Any]) -> tuple[Doc, Doc
     return docs[0], docs[1]
 
 
-def _planned_reason(root: Path, plan: dict[str, Any]) -> str | None:
+def _planned_reason(root: Path, plan: dict[str, Any], name: str) -> str | None:
     if plan["verdict"] == "refused":
         return f"not served on {plan['target']}: {plan['reason']}"
     if not plan["measured_here"]:
         others = any((root / "artifacts/results").glob(f"*.{plan['target']}/[be][ev]*.json"))
-        so_far = f"not among the cells that were measured on {plan['target']} so far"
+        so_far = f"not {'timed' if name == 'bench' else 'evaluated'} on {plan['target']} so far"
         return so_far if others else f"this run did not include target {plan['target']}"
     return None
 

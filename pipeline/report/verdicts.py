@@ -139,4 +139,10 @@ def verdict_line(group: dict[str, Any]) -> list[dict[str, str]]:
             why = cell["gate"]["why"]
             told = "; ".join(why[:2]) + (f"; and {len(why) - 2} more" if len(why) > 2 else "")
             text += f" {cell['recipe']} decides the gate{': ' + told if told else ''}."
+    only = "required and not measured: "
+    for cell in judged:
+        why = cell["gate"]["why"]
+        if cell["gate"]["verdict"] == INCONCLUSIVE and why and all(line.startswith(only) for line in why):
+            text += f" {cell['recipe']} passes all that was measured; not measured: "
+            text += f"{and_list([line.removeprefix(only) for line in why])}."
     return [{"topic": "Verdict", "lead": "; ".join(parts), "text": text}]
