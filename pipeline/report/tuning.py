@@ -10,7 +10,7 @@ from pipeline.report.sources import Doc, plain, read_doc
 from pipeline.shapes import SPEED_ONLY, is_random
 from pipeline.tuning import scaling
 from pipeline.tuning.propose import NOTHING, command, read_tune, said, tuned, what_changes
-from pipeline.tuning.rank import judge
+from pipeline.tuning.rank import judge, margins
 from pipeline.tuning.spec import OWN
 
 CELL_KEYS = ("model", "recipe", "runtime", "target")
@@ -63,7 +63,11 @@ def _tuned(doc: Doc, cell: str) -> dict[str, Any]:
     return shown | {
         "measured": offered.measured,
         "loads": [
-            {"name": p["name"], "noise": p["noise"], "client_bound": p["name"] in record["client_bound"]}
+            {
+                "name": p["name"],
+                "margin": margins(record)[p["name"]],
+                "client_bound": p["name"] in record["client_bound"],
+            }
             for p in record["points"]
         ],
         "variants": variants,
@@ -85,13 +89,14 @@ def _variant(record: dict[str, Any], name: str, what: str, changes_answers: bool
     """Return one row: the variant, what its server said of itself, and its numbers at each load, None where absent."""
     server = record["server"].get(name, {})
     loads: list[dict[str, Any] | None] = []
+    chance = margins(record)
     for point in record["points"]:
         side = point["sides"].get(name)
         if side is None:
             loads.append(None)
             continue
         ratio = side["ratio"]
-        verdict = "own" if name == OWN else judge(ratio["output_tok_s"], point["noise"], side["errors"])
+        verdict = "own" if name == OWN else judge(ratio["output_tok_s"], chance[point["name"]], side["errors"])
         loads.append({
             "output_tok_s": side["output_tok_s"], "ratio": ratio["output_tok_s"], "tpot_ratio": ratio["tpot_ms"],
             "errors": side["errors"], "verdict": verdict, "mark": MARKS.get(verdict),

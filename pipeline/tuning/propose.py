@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.report.sources import Doc, plain, read_doc
-from pipeline.tuning.rank import SCHEMA, Proposal, judge, proposals
+from pipeline.tuning.rank import SCHEMA, Proposal, judge, margins, proposals
 from pipeline.tuning.spec import OWN
 
 NOTHING = "nothing beat the cell's own options by more than the noise"
@@ -125,12 +125,13 @@ def _offer(record: Mapping[str, Any], name: str, won: list[Proposal]) -> Offer:
     variant = record["variants"][name]
     at = {proposal.point for proposal in won}
     elsewhere = []
+    chance = margins(record)
     for load in record["points"]:
         side = load["sides"].get(name)
         if side is None or load["name"] in at:
             continue
         ratio = side["ratio"]["output_tok_s"]
-        verdict = judge(ratio, load["noise"], side["errors"])
+        verdict = judge(ratio, chance[load["name"]], side["errors"])
         elsewhere.append(f"{load['name']}: {verdict}" + (f", {ratio:.2f}x" if ratio is not None else ""))
     lines, notes = how(record, variant)
     bound = [load for load in record["client_bound"] if load in at]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+from scipy.stats import t as student
 
 from pipeline.speed.points import side
 from pipeline.speed.steady import Row
@@ -17,19 +20,20 @@ KEPT = ("ttft_ms", "tpot_ms", "e2e_ms")
 
 
 class Proposal(NamedTuple):
-    """A variant that beat the cell's own options at a load by more than the noise."""
+    """A variant that beat the cell's own options at a load by more than chance gives; `margin` is what that may be."""
 
     point: str
     variant: str
     ratio: float
-    noise: float
+    margin: float
     changes_answers: bool
 
     @property
     def text(self) -> str:
         """The measurement in one sentence."""
         after = "; it changes answers, so evaluate it first" if self.changes_answers else ""
-        return f"{self.variant}: {self.ratio:.2f}x tokens/s at {self.point} (noise {100 * self.noise:.1f}%){after}"
+        chance = f"chance gives up to {100 * self.margin:.1f}%"
+        return f"{self.variant}: {self.ratio:.2f}x tokens/s at {self.point} ({chance}){after}"
 
 
 def order(variants: Sequence[str]) -> list[str]:
@@ -65,19 +69,39 @@ def point(load: Point, legs: Mapping[str, list[list[Row]]]) -> dict[str, Any]:
             "requests": load.count, "noise": noise, "sides": sides}  # fmt: skip
 
 
-def judge(ratio: float | None, noise: float | None, errors: int = 0) -> str:
+def margins(record: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return for each load by how much chance alone may set a variant apart from the own options, as a share.
+
+    The own options' two legs are all that repeats in a run, so their spread is taken over all its loads together
+    (one degree of freedom a load, Student's t), or from the load's own two legs where those lie further apart. A
+    variant has one leg against two: sqrt(1 + 1/2). At 95% for all variants of a load together (Bonferroni).
+    """
+    known = [load["noise"] for load in record["points"] if load["noise"] is not None]
+    pooled = math.sqrt(sum(noise**2 / 2 for noise in known) / len(known)) if known else 0.0
+    found: dict[str, float | None] = {}
+    for load in record["points"]:
+        if load["noise"] is None:
+            found[load["name"]] = None
+            continue
+        sd = max(pooled, load["noise"] / math.sqrt(2))
+        tests = max(1, len(load["sides"]) - 1)
+        found[load["name"]] = float(student.ppf(1 - 0.025 / tests, len(known))) * sd * math.sqrt(1.5)
+    return found
+
+
+def judge(ratio: float | None, margin: float | None, errors: int = 0) -> str:
     """Return how a ratio over the own options is to be taken.
 
-    One of 'not measured', 'failed requests', 'noise not known', 'within noise' (twice the distance of the own legs),
-    'too little' (under LEAST_GAIN either way), 'faster', 'slower'.
+    One of 'not measured', 'failed requests', 'noise not known', 'within noise' (see margins), 'too little' (under
+    LEAST_GAIN either way), 'faster', 'slower'.
     """
     if ratio is None:
         return "not measured"
     if errors:
         return "failed requests"
-    if noise is None:
+    if margin is None:
         return "noise not known"
-    if abs(ratio - 1) <= 2 * noise:
+    if abs(ratio - 1) <= margin:
         return "within noise"
     if abs(ratio - 1) <= LEAST_GAIN:
         return "too little"
@@ -85,19 +109,21 @@ def judge(ratio: float | None, noise: float | None, errors: int = 0) -> str:
 
 
 def proposals(record: Mapping[str, Any]) -> list[Proposal]:
-    """Return per load the variant with the most tokens/s, when it beats the own options by more than the noise.
+    """Return per load the variant with the most tokens/s, when it beats the own options by more than chance gives.
 
-    A variant counts when its gain is over LEAST_GAIN and over twice the noise; nothing is proposed where the noise is
+    A variant counts when its gain is over LEAST_GAIN and over the margin of its load; nothing is proposed where that is
     not known. Where the best one changes answers, the best that does not is proposed as well.
     """
     found = []
+    chance = margins(record)
     for load in record["points"]:
         better = []
+        margin = chance[load["name"]]
         for name, values in load["sides"].items():
             ratio = values["ratio"]["output_tok_s"]
-            if name != OWN and judge(ratio, load["noise"], values["errors"]) == "faster":
+            if name != OWN and margin is not None and judge(ratio, margin, values["errors"]) == "faster":
                 changes = bool(record["variants"][name]["changes_answers"])
-                better.append(Proposal(load["name"], name, ratio, load["noise"], changes))
+                better.append(Proposal(load["name"], name, ratio, margin, changes))
         better.sort(key=lambda p: -p.ratio)
         found += better[:1]
         if better and better[0].changes_answers:
