@@ -141,7 +141,9 @@ def form_of(recipe: Recipe, arch: Arch) -> Stored | None:
     """Return what a recipe stores; None where the source is kept and says itself how it is stored."""
     if recipe.backend == "none" and arch.quantization:
         return None
-    return stored(recipe.format, recipe.group_size, recipe.backend) if recipe.format in formats() else None
+    if recipe.format not in formats():
+        return None
+    return stored(recipe.format, recipe.group_size, recipe.backend, kv_scales=kv_dtype_of(recipe) != "auto")
 
 
 def kv_dtype_of(recipe: Recipe) -> str:
