@@ -6,7 +6,8 @@ from pipeline.choice.candidates import At, Candidate
 from pipeline.choice.objective import Slo, requests_needed
 from pipeline.evidence.verdicts import FAIL, PASS
 
-ALL_THERE_IS = "is all there is"  # see pipeline/evidence/summary.py, needs
+# No tier asks so many items as a verdict needs; see pipeline/evidence/summary.py, needs.
+NO_ITEMS_HELP = ("is all there is", "too near")
 
 Row = tuple[Candidate, At]
 MEASURE = "set measure: on-target in its matrix row of params.yaml, `uv run python -m pipeline plan`, then "
@@ -50,8 +51,9 @@ def _quality(cell: Candidate) -> list[tuple[str, str, str]]:
         return []
     if "not measured" in why or "not known" in why:
         return [(f"quality ({why})", "", "evaluate")]
-    if ALL_THERE_IS in why:  # no tier asks more of a task than it has
-        first = "another task (evaluation.tasks in params.yaml), or more items in this one, then "
+    if any(words in why for words in NO_ITEMS_HELP):
+        first = "another task (evaluation.tasks in params.yaml), or more items in this one"
+        first += " (facts: rows and `items` in stages/client/facts.yaml, `python -m stages.client.make_tasks`), then "
         return [(f"quality ({why})", first, "evaluate")]
     return [(f"quality ({why})", "more items (evaluation.tier: release in params.yaml), then ", "evaluate")]
 

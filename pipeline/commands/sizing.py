@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.commands import PARAMS, Add
 
-OWN = "yours, from params.yaml"
+if TYPE_CHECKING:
+    from pipeline.memory.cells import CellIds
+    from pipeline.specs import Params
+
+# Where an option comes from that is neither proposed nor the user's; see pipeline/package.py, serve_options.
+FIXED = {
+    "served_model_name": "the model's id in params.yaml",
+    "seed": "fixed, so that a run can be repeated",
+    "trust_remote_code": "models.trust_remote_code in params.yaml",
+    "kv_cache_dtype": "recipes.kv_cache in params.yaml",
+}
 
 
 def _memory(args: argparse.Namespace) -> int:
@@ -34,8 +45,7 @@ def _serving(args: argparse.Namespace) -> int:
 
     from pipeline import plan
     from pipeline.errors import InputError, unknown
-    from pipeline.memory.cells import CellIds, own_options, sizes
-    from pipeline.memory.user_options import flat
+    from pipeline.memory.cells import CellIds, sizes
     from pipeline.params import load_params
     from pipeline.tuning.propose import proposed, read_tune, tuned
     from pipeline.whole_gpu import kept_small
@@ -50,21 +60,35 @@ def _serving(args: argparse.Namespace) -> int:
         raise InputError(f"{cell['model']} is not fetched yet. Run `uv run dvc repro fetch@{cell['model']}`.")
     ids = CellIds(*(cell[key] for key in CellIds._fields))
     found = sizes(params, ids, configs[cell["model"]], cell["verdict"])
+    if ids.runtime == "vllm" and not found["problem"]:
+        found["serving"] += _others(params, ids, configs[cell["model"]], {item["name"] for item in found["serving"]})
     if args.json:
         doc = read_tune(Path("."), args.cell)
         run = tuned(doc, args.cell) if doc else None
         found["tuned"] = run and run._asdict() | {"offers": [offer._asdict() for offer in run.offers]}
         print(json.dumps(found, indent=1))
     else:
-        listed = {item["name"] for item in found["serving"]}
-        own = flat(own_options(params, ids.runtime, ids.target))
-        rest = [{"name": k, "value": v, "reason": OWN} for k, v in own.items() if k not in listed]
-        print(_serving_text(found | {"serving": found["serving"] + rest}))
+        print(_serving_text(found))
         if ids.runtime == "vllm" and (kept := kept_small(params, ids, configs[cell["model"]])):
             print(kept.text)
         if tried := proposed(Path("."), [args.cell]):
             print(tried)
     return 2 if found["problem"] else 0
+
+
+def _others(params: Params, ids: CellIds, config: Mapping[str, Any], listed: set[str]) -> list[dict[str, Any]]:
+    """Return the options of the package's serve.yaml that the plan does not propose, each with its source."""
+    from pipeline.memory.cells import own_options
+    from pipeline.memory.serving_params import YOURS
+    from pipeline.package import Cell, serve_options
+
+    own = {str(name).replace("-", "_") for name in own_options(params, ids.runtime, ids.target)}
+    options = {k.replace("-", "_"): v for k, v in serve_options(Cell(*ids), params, config).items()}
+    return [
+        {"name": name, "value": value, "reason": YOURS if name in own else FIXED[name]}
+        for name, value in options.items()
+        if name not in listed
+    ]
 
 
 def _serving_text(found: dict[str, Any]) -> str:

@@ -110,11 +110,13 @@ def _words(check: dict[str, Any]) -> str:
 
 
 def _timed(bench: Doc) -> bool:
-    """Tell whether some load was timed without errors: what `required: speed` asks of a target without a floor."""
+    """Tell whether some load was timed cleanly: what `required: speed` asks of a target without a floor."""
     loads = [load for load in bench.mapping("workloads").values() if isinstance(load, dict)]
     for entry in (p for load in loads for p in load.get("points") or [] if isinstance(p, dict)):
         point = Doc(bench.path, entry)
-        if point.raw("candidate", "errors") == 0 and is_number(point.raw("ratio", "output_tok_s")):
+        sides = ("candidate", "baseline")
+        clean = all(point.raw(s, "errors") == 0 and point.raw(s, "output_tokens_ok") is True for s in sides)
+        if clean and is_number(point.raw("ratio", "output_tok_s")):
             return True
     return False
 

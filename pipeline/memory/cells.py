@@ -96,6 +96,7 @@ def cell_fit(params: Params, ids: CellIds, config: Mapping[str, Any], chosen: li
         values.get(share, usual.fraction), values.get(sequences, usual.max_num_seqs),
         values.get(tokens, usual.max_num_batched_tokens), values.get(block, usual.block_tokens),
         str(values.get("kv_cache_dtype", "auto")),
+        user_options.flat(own_options(params, ids.runtime, ids.target)).get("kv_cache_memory_bytes"),
     )  # fmt: skip
     arch = read_arch(config)
     form, size = form_of(params.recipes[ids.recipe], arch), int(values.get("tensor_parallel_size", 1))
@@ -116,13 +117,10 @@ def cache_tokens(params: Params, ids: CellIds, config: Mapping[str, Any], chosen
         cache = kv_cache(read_arch(config), kv_dtype)
         return cache.tokens_in(CPU_CACHE_GIB * GIB, length, values.get("block_size", CPU_BLOCK_TOKENS))
     found = cell_fit(params, ids, config, chosen)
-    # The user may give the cache itself, which vLLM then takes as it is (vllm/config/cache.py, kv_cache_memory_bytes).
-    fixed = user_options.flat(own_options(params, ids.runtime, ids.target)).get("kv_cache_memory_bytes")
-    budget = int(fixed) if fixed else found.budget_bytes
-    if budget is None:
+    if found.budget_bytes is None:
         return None
     chunk = values.get("max_num_batched_tokens", 0)
-    return found.kv.tokens_in(budget, length, values.get("block_size", 16), chunk)
+    return found.kv.tokens_in(found.budget_bytes, length, values.get("block_size", 16), chunk)
 
 
 def bounds(params: Params, ids: CellIds, config: Mapping[str, Any], verdict: str, size: int = 1) -> list[Load]:

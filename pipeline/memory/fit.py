@@ -101,7 +101,10 @@ def fit(
     if problem is not None or usable is None or weights.bytes is None:
         impossible = split_problem(arch, tensor_parallel, form) is not None
         return Fit(tensor_parallel, *known, None, False if impossible else None, problem)
-    budget = cache_budget_bytes(usable, weights.bytes, arch, engine, tensor_parallel)
+    left = cache_budget_bytes(usable, weights.bytes, arch, engine, tensor_parallel)
+    budget = left
+    if engine.cache_bytes is not None:
+        left, budget = usable - weights.bytes - known[2] - known[3], engine.cache_bytes
     room = budget - cache.fixed_bytes
     limit = arch.max_positions or ROOM_FOR_CONTEXT
     context = cache.longest_in(room, limit, engine.block_tokens) if room > 0 else 0
@@ -109,10 +112,12 @@ def fit(
         name: cache.sequences_in(room, load.longest, engine.block_tokens) for name, load in (workloads or {}).items()
     }
     reason = None
-    if budget <= 0:
+    if left <= 0:
         need = (weights.bytes + known[2] + known[3]) / GIB
-        share = engine.fraction if engine.runtime == "vllm" else 1.0
+        share = engine.fraction if engine.runtime == "vllm" and engine.cache_bytes is None else 1.0
         reason = f"weights and overhead need {need:.1f} GiB, {share * usable / GIB:.1f} GiB of a GPU may be used"
+    elif budget > left:
+        reason = f"weights and overhead leave {left / GIB:.1f} GiB for a KV cache of {budget / GIB:.1f} GiB"
     elif any(n == 0 for n in counts.values()) or context == 0:
         short = next((name for name, n in counts.items() if n == 0), "one token")
         reason = f"the {budget / GIB:.2f} GiB left for the cache hold no sequence of {short}"

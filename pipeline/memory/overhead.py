@@ -32,7 +32,8 @@ class Engine:
     """The settings that decide how much memory is left for the cache. Defaults: vLLM 0.32's on small GPUs, with 0.90.
 
     `fraction`: of all memory for vLLM (gpu_memory_utilization), of what is free after loading for TensorRT-LLM
-    (free_gpu_memory_fraction).
+    (free_gpu_memory_fraction). cache_bytes: the cache itself where the user gives it, which vLLM takes as it is and
+    then ignores the share (vllm/config/cache.py, kv_cache_memory_bytes).
     """
 
     runtime: str = "vllm"
@@ -41,6 +42,7 @@ class Engine:
     max_num_batched_tokens: int = 2048
     block_tokens: int = 16
     kv_dtype: str = "auto"
+    cache_bytes: int | None = None
 
 
 def usable_bytes(target: Target) -> int | None:

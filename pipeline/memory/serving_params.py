@@ -141,7 +141,9 @@ def form_of(recipe: Recipe, arch: Arch) -> Stored | None:
     """Return what a recipe stores; None where the source is kept and says itself how it is stored."""
     if recipe.backend == "none" and arch.quantization:
         return None
-    return stored(recipe.format, recipe.group_size, recipe.backend) if recipe.format in formats() else None
+    if recipe.format not in formats():
+        return None
+    return stored(recipe.format, recipe.group_size, recipe.backend, kv_scales=kv_dtype_of(recipe) != "auto")
 
 
 def kv_dtype_of(recipe: Recipe) -> str:
@@ -191,7 +193,10 @@ def _engine(case: _Case, runtime: str, names: tuple[str, str, str], chunk: int, 
     """Return the engine's settings, with the load's own number of sequences; `names`: of share, chunk and block."""
     share, tokens, size = (case.own.get(name) for name in names)
     own_chunk = int(tokens or max(chunk, case.load))
-    return Engine(runtime, float(share or 0.9), max(1, case.load), own_chunk, int(size or block), case.kv_dtype)
+    return Engine(
+        runtime, float(share or 0.9), max(1, case.load), own_chunk, int(size or block), case.kv_dtype,
+        case.own.get("kv_cache_memory_bytes"),
+    )  # fmt: skip
 
 
 def _sequences(case: _Case, name: str, engine: Engine, size: int) -> tuple[Proposal, Fit]:

@@ -21,7 +21,7 @@ SAME = {
 }  # fmt: skip
 _WHOLE = (
     "tensor_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "max_batch_size",
-    "max_input_len", "max_seq_len", "max_num_tokens", "tokens_per_block",
+    "max_input_len", "max_seq_len", "max_num_tokens", "tokens_per_block", "kv_cache_memory_bytes",
 )  # fmt: skip
 _SHARES = ("gpu_memory_utilization", "free_gpu_memory_fraction")
 

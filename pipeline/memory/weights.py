@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint import Checkpoint, TensorInfo, is_tied
-from pipeline.memory.arch import Arch
+from pipeline.memory.arch import LATENT, Arch
 from pipeline.memory.stored import Stored, of_checkpoint, stored
 from pipeline.memory.tensors import COLUMN, COPY, KV, ROW, VOCAB, weights_of
 
@@ -56,6 +56,7 @@ def predicted(arch: Arch, form: Stored | None = None, tensor_parallel: int = 1) 
         if part.name != "embed_tokens" or arch.tied:
             read += one * part.count
             active += one * part.used
+    total += form.kv_scale_bytes * 2 * sum(1 for kind, _ in arch.cache if kind != LATENT)
     return WeightBytes(total, "predicted", form.fmt, None, read, active)
 
 

@@ -100,7 +100,7 @@ def _served_docs(root: Path, where: str, plan: dict[str, Any]) -> tuple[Doc, Doc
             stale = (
                 f"stale: {doc.path} was measured on checkpoint {str(then)[:12]}, the package now has {str(now)[:12]}"
             )
-            doc = Doc(doc.path, None, f"{stale}; run `uv run dvc repro`")
+            doc = Doc(doc.path, None, f"{stale}; run `uv run dvc repro --glob '*@{plan['cell']}'`")
         if False in (doc.raw("server", "genuine"), doc.raw("server", "candidate", "genuine")):
             doc = Doc(doc.path, None, "a stand-in for TensorRT-LLM answered, so its numbers are not shown")
         docs.append(doc)

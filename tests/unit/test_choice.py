@@ -211,6 +211,9 @@ def test_a_task_without_more_items_is_not_settled_by_a_larger_tier() -> None:
     )
     (item,) = recommend([open_], "chat", CHAT, "throughput")["missing"][:1]
     assert item["command"].startswith("another task (evaluation.tasks in params.yaml), or more items in this one")
+    near = replace(open_, quality_why=["facts: damage 3 pp, not shown with 400 items; too near"])
+    assert recommend([near], "chat", CHAT, "throughput")["missing"][0]["command"].startswith("another task")
+    assert "stages/client/facts.yaml" in item["command"] and "stages.client.make_tasks" in item["command"]
 
 
 def test_every_printed_command_finds_its_stages() -> None:

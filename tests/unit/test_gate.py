@@ -145,6 +145,10 @@ def test_a_floor_of_another_target_is_not_judged(project: Path) -> None:
 def test_required_speed_without_a_floor_asks_that_something_was_timed(project: Path) -> None:
     edit_policy(project, lambda p: p.update(speed=[]))
     assert verdict(project) == ("PASS", "")
+    point = bench_json()
+    point["workloads"]["smoke-64-16"]["points"][0]["candidate"]["output_tokens_ok"] = False
+    put(of(project, INT8, "bench"), point)
+    assert verdict(project) == ("INCONCLUSIVE", "required and not measured: speed")
     of(project, INT8, "bench").unlink()
     assert verdict(project) == ("INCONCLUSIVE", "required and not measured: speed")
 
@@ -234,6 +238,8 @@ def test_a_task_without_a_margin_is_named(project: Path) -> None:
     (lambda p: p["speed"][0].update(targets=["h20"]), "Did you mean 'h200'"),
     (lambda p: p["speed"][0].update(targets=["h200"]), "They time h200: brief-128-128, brief-2048-512."),
     (lambda p: p["speed"][0].update(targets=[]), "speed.0.targets"),
+    (lambda p: p["speed"][0].update(targets=["l40s"], workload="closed-128-128"), "none of l40s is measured"),
+    (lambda p: p["speed"][0].update(targets=["*"], workload="closed-128-128"), "They time cpu: smoke-64-16; h200: "),
     (lambda p: p["speed"][0].update(metric="output_tok"), "Did you mean 'output_tok_s'"),
     (lambda p: p.update(alpha=0.7), "alpha"),
     (lambda p: p["limits"].update(weights=1), "unknown key 'limits.weights'"),

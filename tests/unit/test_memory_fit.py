@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.memory.arch import load_arch
-from pipeline.memory.cells import CellIds, cache_tokens, serving
+from pipeline.memory.cells import CellIds, cache_tokens, cell_fit, serving
 from pipeline.memory.fit import calibration_gpus, fit
 from pipeline.memory.overhead import GIB, Engine, activation_bytes, cache_budget_bytes, usable_bytes
 from pipeline.memory.roofline import prefill_operations, roofline
 from pipeline.memory.stored import stored
 from pipeline.memory.weights import predicted
 from pipeline.params import load_params
+from pipeline.plan import known_configs
 from pipeline.specs import Target, Workload
 
 ROOT = Path(__file__).parents[2]
@@ -103,6 +104,22 @@ def test_why_it_does_not_fit() -> None:
     unknown = fit(load_arch(CONFIGS / "qwen3-next-80b-a3b.json"), None, PARAMS.targets["h200"], 1, Engine(), load)
     assert unknown.fits is None and "not modelled" in str(unknown.reason)
     assert fit(arch, None, PARAMS.targets["cpu"], 1, Engine()).fits is None
+
+
+def test_a_pinned_cache_is_what_sequences_are_counted_in() -> None:
+    """`kv-cache-memory-bytes` beside two GPUs that could hold more: tokens and sequences tell of the same cache."""
+    ids = CellIds("llama-8b-random", "bf16", "vllm", "h200-x2")
+    config = known_configs(ROOT, PARAMS)[ids.model]
+    chosen = serving(PARAMS, ids, config)
+    tokens = cache_tokens(PARAMS, ids, config, chosen)
+    assert tokens == 366_208
+    assert cell_fit(PARAMS, ids, config, chosen).sequences == {"brief-128-128": tokens // 256}
+
+
+def test_a_pinned_cache_larger_than_what_is_left_does_not_fit() -> None:
+    arch, h200 = load_arch(CONFIGS / "llama-3-70b.json"), PARAMS.targets["h200"]
+    found = fit(arch, stored("bf16"), h200, 1, Engine(cache_bytes=24 * GIB))
+    assert found.fits is False and "leave 6.5 GiB for a KV cache of 24.0 GiB" in str(found.reason)
 
 
 def test_memory_as_sold_is_not_all_there() -> None:

@@ -11,13 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packers import CONFIG, KINDS, make_pair, make_source
 
+from pipeline.checkpoint import Checkpoint
 from pipeline.errors import InputError
-from pipeline.formats import FORMATS
+from pipeline.formats import FORMATS, LAYOUTS_OF
+from pipeline.layouts import find_layout, predict_weight_bytes
 from pipeline.memory.arch import load_arch, read_arch
 from pipeline.memory.fit import split_problem
+from pipeline.memory.serving_params import form_of
 from pipeline.memory.stored import formats, of_checkpoint, stored
 from pipeline.memory.tensors import parameters
 from pipeline.memory.weights import exact, predicted
+from pipeline.params import load_params
+from pipeline.plan import known_configs
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = Path(__file__).parent / "configs"
@@ -54,18 +59,37 @@ def test_weights_are_what_vllm_loaded(name: str, fmt: str | None, gpus: int, gib
     assert found.bytes / 2**30 == pytest.approx(gib, rel=within)
 
 
+def made_here() -> list[tuple[str, dict[str, Any]]]:
+    """Every artifact whose facts are committed: (its id, quantize.json)."""
+    paths = sorted((ROOT / "artifacts/results").glob("*/quantize.json"))
+    return [(p.parent.name, json.loads(p.read_text(encoding="utf-8"))) for p in paths]
+
+
 def recipes() -> list[tuple[str, dict[str, Any]]]:
-    """Every artifact whose facts are committed: (recipe, quantize.json)."""
-    paths = sorted((ROOT / "artifacts/results").glob("smollm2-135m.*/quantize.json"))
-    return [(p.parent.name.split(".")[1], json.loads(p.read_text(encoding="utf-8"))) for p in paths]
+    """Those of the small model: (recipe, quantize.json)."""
+    return [(name.split(".")[1], made) for name, made in made_here() if name.startswith("smollm2-135m.")]
 
 
-@pytest.mark.parametrize(("recipe", "made"), recipes())
-def test_every_artifact_made_here_is_predicted_within_two_percent(recipe: str, made: dict[str, Any]) -> None:
-    model = json.loads((ROOT / "artifacts/results/smollm2-135m/model.json").read_text(encoding="utf-8"))
-    spec = made["spec"]
-    found = predicted(read_arch(model["config"]), stored(spec["format"], spec.get("group_size"), made["made_by"]))
-    assert found.bytes == pytest.approx(made["weight_bytes"], rel=0.02)
+@pytest.mark.parametrize(("name", "made"), made_here())
+def test_every_artifact_made_here_is_predicted_to_the_byte(name: str, made: dict[str, Any]) -> None:
+    params = load_params(ROOT / "params.yaml")
+    model, recipe = name.split(".")[:2]
+    arch = read_arch(known_configs(ROOT, params)[model])
+    form = form_of(params.recipes[recipe].model_copy(update={"backend": made["made_by"]}), arch)
+    assert predicted(arch, form).bytes == made["weight_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "fmt"),
+    [(b, f) for b, methods in LAYOUTS_OF.items() for f in FORMATS if any(find_layout(m, f) for m in methods)],
+)
+def test_lint_and_memory_predict_the_same_bytes(tmp_path: Path, backend: str, fmt: str) -> None:
+    """One table says what a backend stores, whoever asks."""
+    folder = make_source(tmp_path / "source")
+    layout = next(m for m in LAYOUTS_OF[backend] if find_layout(m, fmt))
+    form = stored(fmt, 64, backend)
+    lint = predict_weight_bytes(Checkpoint.open(folder).tensors, fmt, form.group, layout)
+    assert predicted(load_arch(folder), form).bytes == lint
 
 
 def test_there_are_artifacts_to_check() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +53,18 @@ def test_an_objective_that_some_cells_miss_is_in_the_answer() -> None:
     (line,) = objective_lines(choice, {"model": "m", "target": "g", "runtime": "vllm"})
     assert line["text"] == "chat (TTFT <= 200 ms): met by fp8 up to c64; bf16 (missed at c64: 9 of 10)."
     assert objective_lines(choice, {"model": "m", "target": "h", "runtime": "vllm"}) == []
+
+
+def test_results_of_other_weights_name_the_command_that_finds_the_cell_on_any_host(tmp_path: Path) -> None:
+    """A plain `dvc repro` leaves cells of another target alone."""
+    project = build_results(tmp_path)
+    cell = f"{MODEL}.int8.vllm.cpu"
+    manifest = project / f"artifacts/packages/{cell}/deploy/manifest.json"
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    manifest.write_text('{"schema": "quantpress.package/1", "checkpoint": {"digest": "other"}}', encoding="utf-8")
+    bench = project / f"artifacts/results/{cell}/bench.json"
+    bench.write_text(json.dumps(json.loads(bench.read_text(encoding="utf-8")) | {"package_digest": "then"}))
+    cells = {c["cell"]: c for group in collect(project)["targets"] for c in group["cells"]}
+    command = re.findall(r"`(.*?)`", cells[cell]["speed"]["problem"])[0]
+    assert shlex.split(command) == ["uv", "run", "dvc", "repro", "--glob", f"*@{cell}"]
+    assert "'" in command

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from packers import make_pair
 
 ROOT = Path(__file__).parents[2]
@@ -125,3 +126,18 @@ def test_serving_of_an_unknown_or_unfetched_cell(tmp_path: Path) -> None:
     shutil.copy(ROOT / "params.yaml", tmp_path)
     done = run("serving", "--cell", "smollm2-135m.fp8.vllm.h100", cwd=tmp_path)
     assert done.returncode == 2 and "uv run dvc repro fetch@smollm2-135m" in done.stderr
+
+
+def test_serving_names_every_option_of_the_package_with_its_source() -> None:
+    for cell in (
+        "llama-8b-random.fp8-dynamic.vllm.h200",
+        "smollm2-135m.fp8-kv.vllm.h200",
+        "smollm2-135m.int8.vllm.cpu",
+    ):
+        options = yaml.safe_load((ROOT / f"artifacts/packages/{cell}/deploy/serve.yaml").read_text(encoding="utf-8"))
+        found = json.loads(run("serving", "--cell", cell, "--json").stdout)
+        named = {item["name"].replace("_", "-"): item["value"] for item in found["serving"]}
+        assert named == options
+        assert all(item["reason"] for item in found["serving"])
+        text = run("serving", "--cell", cell).stdout
+        assert all(item["name"] in text for item in found["serving"])

@@ -32,6 +32,20 @@ def test_smaller_weights_leave_more_cache_on_a_whole_gpu() -> None:
     assert "kept small" in bf16.text and "about 892,864 without them (predicted)" in bf16.text
 
 
+def test_what_a_whole_gpu_would_hold_is_told_in_sequences_and_beside_the_baseline() -> None:
+    """What quantization frees is cache; a package whose cache is pinned does not show it."""
+    text = kept("fp8-dynamic").text
+    assert "71 against 369 sequences of brief-2048-512" in text
+    assert "bf16 would hold about 892,864" in text
+    assert "bf16 would hold" not in kept("bf16").text
+
+
+def test_limits_that_are_no_memory_are_told_too() -> None:
+    text = kept("fp8-dynamic").text
+    assert "max-model-len 4096 is sized for the workloads that are timed here; one sequence may have 131,072" in text
+    assert "no-enable-prefix-caching switches off what vLLM does by default" in text
+
+
 def test_a_server_that_nothing_limits_says_nothing() -> None:
     assert kept_small(PARAMS, CellIds("llama-8b-random", "bf16", "vllm", "l40s"), CONFIG) is None
     assert kept_small(PARAMS, CellIds("llama-8b-random", "bf16", "vllm", "cpu"), CONFIG) is None
