@@ -90,12 +90,14 @@ def check_split(arch: Arch, form: Stored | None, tensor_parallel: int, count: in
 
 
 def check_budget(found: Fit, tokens: int, where: str) -> None:
-    """Check that the cache holds one sequence of `tokens`.
+    """Check that the GPU holds the cache, and the cache one sequence of `tokens`.
 
     Raises:
         InputError: it does not; with both sizes.
     """
-    if found.reason and found.budget_bytes is not None and found.budget_bytes <= 0:
+    known = (found.weights.bytes, found.activation_bytes, found.engine_bytes, found.budget_bytes)
+    too_much = found.usable_bytes is not None and sum(size or 0 for size in known) > found.usable_bytes
+    if found.reason and found.budget_bytes is not None and (found.budget_bytes <= 0 or too_much):
         raise InputError(f"{where}: {found.reason} at tensor parallel {found.tensor_parallel}.")
     need = found.kv.sequence_bytes(tokens)
     if found.budget_bytes is not None and need > found.budget_bytes:

@@ -275,3 +275,11 @@ def test_all_sizes_of_a_cell_are_plain_data() -> None:
     assert all(p["output_tok_s"] > 0 and p["prefill_ms"] > 0 for p in found["predicted"])
     lost = sizes(PARAMS, CellIds("smollm2-135m", "bf16", "vllm", "l40s"), config("llama-3-70b"), "native")
     assert "does not fit" in lost["problem"] and lost["serving"] == [] and lost["fits_at"] == [4, 8]
+
+
+@pytest.mark.parametrize("size", [{}, {"tensor-parallel-size": 1}])
+def test_a_pinned_cache_that_the_gpu_does_not_hold_is_refused(size: dict[str, Any]) -> None:
+    own = size | {"kv-cache-memory-bytes": 80 * 2**30}
+    with pytest.raises(InputError, match="leave 64.2 GiB for a KV cache of 80.0 GiB"):
+        propose(config("llama-3.1-8b"), BF16, gpu(80), load(), "vllm", own)
+    assert propose(config("llama-3.1-8b"), BF16, gpu(80), load(), "vllm", size | {"kv-cache-memory-bytes": 8 * 2**30})
