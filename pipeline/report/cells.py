@@ -88,8 +88,8 @@ def _served_docs(root: Path, where: str, plan: dict[str, Any]) -> tuple[Doc, Doc
     docs = []
     for name in ("eval", "bench"):
         path = f"{where}/{name}.json"
-        doc = read_bench(root, str(plan["cell"])) if name == "bench" else read_doc(root, path, *EVAL_SCHEMAS)
-        if name == "bench" and not (root / path).exists() and (found := beside(root, str(plan["cell"]))):
+        doc = read_bench(root, Path(where).name) if name == "bench" else read_doc(root, path, *EVAL_SCHEMAS)
+        if name == "bench" and not (root / path).exists() and (found := beside(root, Path(where).name)):
             doc = found[0]
         elif doc.problem and not (root / doc.path).exists() and (reason := _planned_reason(root, plan, name)):
             doc = Doc(doc.path, None, reason)

@@ -295,9 +295,11 @@ def test_the_report_never_shows_what_a_stand_in_measured(side: str, tmp_path: Pa
     server = {"genuine": False}
     for name, schema in (("eval", "quantpress.eval/2"), ("bench", "quantpress.bench/1")):
         content = {"schema": schema, "server": server if side == "server" else {"candidate": server}}
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    plan = {"verdict": "native", "measured_here": True, "target": "l40s"}
-    for doc in _served_docs(tmp_path, ".", plan):
+        path = tmp_path / f"artifacts/results/c/{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content))
+    plan = {"verdict": "native", "measured_here": True, "target": "l40s", "cell": "c"}
+    for doc in _served_docs(tmp_path, "artifacts/results/c", plan):
         assert doc.data is None
         assert "a stand-in for TensorRT-LLM answered" in str(doc.problem)
 
