@@ -76,8 +76,13 @@ def is_here(target: Target) -> bool:
     """Say whether this host can measure `target`: any host is `cpu`, a GPU target needs `count` of its GPUs."""
     if target.device == "cpu":
         return True
-    found = [g for g in gpus() if matches(str(target.gpu), int(target.sm or 0), float(target.memory_gib or 0), g)]
-    return len(found) >= target.count
+    return len([g for g in gpus() if _matches(target, g)]) >= target.count
+
+
+def _matches(target: Target, gpu: dict[str, str]) -> bool:
+    if target.device != "cuda":
+        return False
+    return matches(str(target.gpu), int(target.sm or 0), float(target.memory_gib or 0), gpu)
 
 
 def need_target(target: Target, name: str) -> None:
@@ -126,15 +131,19 @@ def fingerprint() -> dict[str, Any]:
     }
 
 
-def kind() -> dict[str, Any]:
+def kind(target: Target, facts: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return what two machines of one kind share: a lent GPU host is another one each time and still the same target.
 
-    Memory is left out, because a virtual machine's grows as it is used; of the driver only the branch counts.
+    Only the target's own GPUs count: a host may have more of them, and with them more cores. Memory is left out,
+    because a virtual machine's grows as it is used; of the driver only the branch counts. `facts`: a fingerprint, this
+    host's without it.
     """
-    facts = fingerprint()
+    facts = facts or fingerprint()
     same = ("name", "compute_capability", "memory")
-    seen = [{k: g[k] for k in same if k in g} | {"driver": g.get("driver", "").split(".")[0]} for g in facts["gpus"]]
-    return {"schema": "quantpress.kind/1", "cpu": facts["cpu"], "cores": facts["cores"], "gpus": seen}
+    mine = [g for g in facts["gpus"] if _matches(target, g)]
+    seen = [{k: g[k] for k in same if k in g} | {"driver": g.get("driver", "").split(".")[0]} for g in mine]
+    found = {"schema": "quantpress.kind/2", "cpu": facts["cpu"], "gpus": seen[: target.count]}
+    return found if seen else found | {"cores": facts["cores"]}
 
 
 def now() -> str:

@@ -9,12 +9,16 @@ nothing is timed there; then timings run, one alone on a GPU.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import yaml
 
@@ -42,6 +46,7 @@ from pipeline.specs import Params
 # What a stage is taken to last before one of its kind was seen; measured times replace it.
 FIRST_GUESS_S = {"benchmark": 300.0, "evaluate": 150.0, "tune": 420.0, "scaling": 300.0}
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+KEEP_EVERY_S = 30.0
 
 
 class Run:
@@ -115,11 +120,14 @@ class Run:
     def __call__(self) -> int:
         """Run what is pending; return 0 when every cell has its results, 1 when some failed or time ran out."""
         host.need_target(self.params.targets[self.target], self.target)
+        if len(self.gpus) > max(1, len(host.gpus())):
+            raise InputError(f"--gpus {len(self.gpus)} wants more GPUs than this host has: {len(host.gpus())}.")
         try:
             if not Path(".git").exists():
                 self.dvc(["config", "--local", "core.no_scm", "true"])
             self.dvc(["repro", "check", f"{FILE}:kind@{self.target}"])
-            self._all()
+            with self._watched():
+                self._all()
         except BaseException:  # Ctrl-C above all: what runs in threads would hold the GPU, and this process
             self._stop()
             self._keep()
@@ -131,6 +139,37 @@ class Run:
             self.say(f"no time  {stage}")
         self.say(f"{len(self.done)} done, {len(self.failed)} failed, {len(self.skipped)} without time")
         return 1 if self.failed or self.skipped else 0
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Pack results every KEEP_EVERY_S, end what runs at the deadline, and take TERM for Ctrl-C.
+
+        A lent host may be gone before a stage ends, and stages write what they have after every leg.
+        """
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(KEEP_EVERY_S):
+                if self.deadline is not None and time.monotonic() > self.deadline and not self.stopped:
+                    self.say("the time is over: what still runs is ended")
+                    self._stop()
+                try:
+                    self._keep(with_raw=False)
+                except Exception as error:  # a stage writes meanwhile; the next round packs anew
+                    self._log(f"could not pack the results: {error}\n")
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        before = (
+            signal.signal(signal.SIGTERM, _interrupt) if threading.current_thread() is threading.main_thread() else None
+        )
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
+            if before is not None:
+                signal.signal(signal.SIGTERM, before)
 
     def _all(self) -> None:
         """Make and evaluate side by side, then time: nothing else runs while something is timed."""
@@ -209,8 +248,10 @@ class Run:
                 self.say(f"{names}: {took:.0f} s{where}")
         except Exception as error:  # a thread must end with its task noted, whatever happened to it
             self._fail(task.name, error, where)
+        if self.stopped:
+            return
         try:
-            self._keep()
+            self._keep(with_raw=False)
         except Exception as error:  # stages beside it write meanwhile; the next one packs anew
             self.say(f"could not pack the results, will try after the next stage: {error}")
 
@@ -227,11 +268,15 @@ class Run:
             for job in self.jobs_running:
                 job.stop()
 
-    def _keep(self) -> None:
+    def _keep(self, with_raw: bool = True) -> None:
         """Write results.tar.gz and raw.tar.gz into the folder that is brought home, whole or not at all."""
         if self.out is not None:
             with self.keeping:
-                keep(self.out, self.target, self.plan["on_target"]["fetch"])
+                keep(self.out, self.target, self.plan["on_target"]["fetch"], with_raw)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def gpu_names(count: int) -> list[str | None]:

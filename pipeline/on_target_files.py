@@ -15,12 +15,14 @@ from pipeline.plan import facts_path
 from pipeline.runstage import STATE
 
 # Raw files that a reader of results does not need, by the end of their names.
+LOGS = ("*.log", "*.serve.yaml")
 BULKY = (".npz", "inputs.json", ".parquet", "server_metrics_export.jsonl", ".raw.jsonl")
 
 
-def keep(out: Path, target: str, models: Iterable[str] = ()) -> None:
+def keep(out: Path, target: str, models: Iterable[str] = (), with_raw: bool = True) -> None:
     """Pack a target's results into `out`: results.tar.gz is what git keeps, raw.tar.gz the logs and raw exports.
 
+    Without `with_raw` only the small one: what can be done while something is timed.
     `models` were made on the target, so that their facts come home too; any other model's are those of its first fetch.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -29,10 +31,13 @@ def keep(out: Path, target: str, models: Iterable[str] = ()) -> None:
     results += [p for p in (Path(FILE).with_name("dvc.lock"), STATE / "times.jsonl") if p.exists()]
     raw = [p for p in Path("artifacts/raw").glob(f"*.{target}/**/*") if p.is_file() and not p.name.endswith(BULKY)]
     raw += [p for p in (STATE / "logs").glob("*.log")]
-    for name, paths in (("results", results), ("raw", raw)):
+    # A stage that failed or was ended leaves its servers' logs where it worked: they say why.
+    raw += [p for end in LOGS for p in (STATE / "scratch").glob(f"*.{target}/**/{end}") if p.is_file()]
+    packs = {"results": results, "raw": raw}
+    for name in packs if with_raw else ("results",):
         part = out / f".{name}.part"
-        with tarfile.open(part, "w:gz") as tar:
-            for path in sorted(paths):
+        with tarfile.open(part, "w:gz", compresslevel=1) as tar:
+            for path in sorted(set(packs[name])):
                 tar.add(path)
         part.replace(out / f"{name}.tar.gz")
 
@@ -61,10 +66,15 @@ def kept_facts(models: Iterable[str]) -> Iterator[None]:
         WorkError: a model came out with other bytes than the committed ones.
     """
     before = {path: path.read_text(encoding="utf-8") for m in models if (path := Path(facts_path(m))).exists()}
-    yield
-    for path, text in before.items():
-        if not path.exists():
+    try:
+        yield
+    finally:
+        # A fetch that failed has removed them.
+        gone = {path: text for path, text in before.items() if not path.exists()}
+        for path, text in gone.items():
             jsonio.write_text(path, text)
+    for path, text in before.items():
+        if path in gone:
             continue
         now, then = jsonio.read_json(path), json.loads(text)
         if now["files"] != then["files"]:

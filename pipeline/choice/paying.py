@@ -54,5 +54,5 @@ def pays(loads: Sequence[Load]) -> str:
     if after:
         verb = "stops paying" if after[0].state == SLOWER else "is not shown to pay any more"
         text = f"{verb} between {best.concurrency} and {after[0].concurrency} requests in flight: "
-        text += f"{best.words}, {after[0].words}"
-    return text + (f"; below that not shown to pay: {', '.join(load.words for load in below)}" if below else "")
+        text += ", ".join(load.words for load in (best, *after))
+    return text + (f"; below that not faster: {', '.join(load.words for load in below)}" if below else "")

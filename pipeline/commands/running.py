@@ -17,12 +17,15 @@ def _run(args: argparse.Namespace) -> int:
 def _probe(args: argparse.Namespace) -> int:
     from pipeline import host, jsonio
 
+    found = None
     if args.target:
         from pipeline.making import need_target
         from pipeline.params import load_params
 
-        need_target(load_params(PARAMS), args.target)
-    jsonio.write_json(args.out, host.kind() if args.target else host.fingerprint())
+        params = load_params(PARAMS)
+        need_target(params, args.target)
+        found = host.kind(params.targets[args.target])
+    jsonio.write_json(args.out, found or host.fingerprint())
     return 0
 
 

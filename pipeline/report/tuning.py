@@ -133,7 +133,7 @@ def _scaled(doc: Doc) -> dict[str, Any]:
             "efficiency": {key: p["efficiency"][key] for key in ("cells", "tensor_parallel")},
             "speedup": p["speedup"]["tensor_parallel"]["output_tok_s"],
             "tpot_ratio": p["speedup"]["tensor_parallel"]["tpot_ms"],
-            "errors": p["alone"]["errors"] + p["tensor_parallel"]["errors"],
+            "errors": p["alone"]["errors"] + p["together"].get("errors", 0) + p["tensor_parallel"]["errors"],
         }
         for p in record["points"]
     ]  # fmt: skip

@@ -14,7 +14,7 @@ from pipeline.report.sources import Doc, plain, read_doc
 from pipeline.tuning.rank import SCHEMA, Proposal, judge, margins, proposals
 from pipeline.tuning.spec import OWN
 
-NOTHING = "nothing beat the cell's own options by more than the noise"
+NOTHING = "nothing is shown to beat the cell's own options"
 
 
 class Offer(NamedTuple):

@@ -32,16 +32,18 @@ def point(load: Point, gpus: int, alone: list[list[Row]], together: Mapping[str,
         less is better. None where a side was not measured.
     """
     one, many = side(alone, load.concurrency), side(parallel, load.concurrency)
-    each = {gpu: side([rows], load.concurrency)["output_tok_s"] for gpu, rows in together.items()}
+    sides = {gpu: side([rows], load.concurrency) for gpu, rows in together.items()}
+    each = {gpu: found["output_tok_s"] for gpu, found in sides.items()}
+    errors = sum(found["errors"] for found in sides.values())
     base = one["output_tok_s"]
-    total = sum(each.values()) if each and all(each.values()) else None
+    total = sum(each.values()) if len(each) == gpus and all(each.values()) and not errors else None
     rates = [side([rows], load.concurrency)["output_tok_s"] for rows in alone]
     return {
         "name": load.name,
         "concurrency": load.concurrency,
         "requests": load.count,
         "alone": _numbers(one) | {"legs_tok_s": rates},
-        "together": {"output_tok_s": total, "each_tok_s": each},
+        "together": {"output_tok_s": total, "each_tok_s": each, "errors": errors},
         "tensor_parallel": _numbers(many),
         "efficiency": {
             "cells": total / (gpus * base) if total and base else None,

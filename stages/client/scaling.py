@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -40,11 +41,12 @@ class Scaling:
         self.cell, self.params, self.scratch = cell, params, scratch
         self.workload, self.points = workload, points
         self.pool = prompt_pool(params, cell.model)
-        self.gpus = [str(number) for number in range(params.targets[cell.target].count)]
+        self.gpus = visible(params.targets[cell.target].count)
         self.start = time.monotonic()
         self.legs: Legs = {}
         self.facts: dict[str, Any] = {}
         self.failed: dict[str, str] = {}
+        self.writing = threading.Lock()
 
     def server(self, name: str, gpus: list[str]) -> Server:
         """Return the cell's server over `gpus`, not started."""
@@ -57,8 +59,12 @@ class Scaling:
         spec = self.params.workloads[self.workload]
         plan = Plan(spec, self.points, self.pool, self.cell.model, True, f"scaling.{label}")
         found = run_leg(plan, server, self.scratch / label)
-        self.legs.setdefault(side, []).append(found)
-        print(f"{side}: {found.beside['wall_s']:.0f} s", flush=True)
+        with self.writing:
+            self.legs.setdefault(side, []).append(found)
+            self.facts[self.gpus[0] if side == "alone" else side] = server.facts()
+            print(f"{side}: {found.beside['wall_s']:.0f} s", flush=True)
+            # After every leg: a lent host may be gone before the last one.
+            self.write(complete=False)
 
     def cells(self) -> None:
         """Time one server on the first GPU alone, one on each at once, and the first alone again."""
@@ -71,7 +77,6 @@ class Scaling:
             with ThreadPoolExecutor(len(self.gpus)) as pool:
                 list(pool.map(lambda gpu: self.leg(gpu, servers[gpu]), self.gpus))
             self.leg("alone", servers[self.gpus[0]])
-            self.facts |= {gpu: server.facts() for gpu, server in servers.items()}
 
     def tensor_parallel(self) -> None:
         """Time one server over all GPUs. Where it fails, why is kept: what was timed before holds all the same."""
@@ -80,8 +85,7 @@ class Scaling:
             with server:
                 server.wait_ready()
                 self.leg(ALL, server)
-                self.facts[ALL] = server.facts()
-        except WorkError as error:
+        except (InputError, WorkError, OSError) as error:
             self.failed["tensor parallel"] = str(error)
             print(f"tensor parallel FAILED: {error}", flush=True)
 
@@ -98,7 +102,8 @@ class Scaling:
         raw = runs.raw_folder(self.cell, "scaling")
         facts = {name: fact | {"log": (raw / Path(fact["log"]).name).as_posix()} for name, fact in self.facts.items()}
         spec = self.params.workloads[self.workload]
-        failed = self.failed if complete else {"tensor parallel": "the run ended before it"} | self.failed
+        ended = {} if complete or ALL in self.legs else {"tensor parallel": "the run ended before it"}
+        failed = ended | self.failed
         record = {
             "schema": scaling.SCHEMA,
             "gpus": len(self.gpus),
@@ -126,11 +131,22 @@ def main() -> None:
     scratch = runs.begin(cell, "scaling")
     run = Scaling(cell, params, name, chosen(params.workloads[name], args.loads), scratch)
     run.cells()
-    run.write(complete=False)
     # Not beside the others: a server that starts would disturb them, and three at once took minutes to start.
     run.tensor_parallel()
     runs.keep(cell, "scaling", scratch)
     run.write(complete=True)
+
+
+def visible(count: int) -> list[str]:
+    """Return the GPUs to use: those that CUDA_VISIBLE_DEVICES names, where it is set.
+
+    Raises:
+        InputError: it names fewer than the target counts.
+    """
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    if named and len(named) < count:
+        raise InputError(f"The target counts {count} GPUs, CUDA_VISIBLE_DEVICES names {len(named)}; unset it.")
+    return named[:count] or [str(number) for number in range(count)]
 
 
 def chosen(workload: Workload, loads: str | None) -> list[Point]:

@@ -52,6 +52,11 @@ def main() -> None:
                  for name, server in servers.items()}  # fmt: skip
         for number, name in enumerate(rank.order([v for v in tuning.variants if v in servers])):
             plan = Plan(workload, points, pool, cell.model, True, f"tune.{number}")
+            if name == OWN and number:
+                print("the cell as it is is started anew", flush=True)
+                servers[OWN].__exit__(None, None, None)
+                servers[OWN] = again = own_again(cell, params, tuning, scratch, stack)
+                facts["own again"] = again.facts() | {"log": (raw / "server.own-again.log").as_posix()}
             try:
                 leg = run_leg(plan, servers[name], scratch / f"{number}.{name}")
             except WorkError as error:
@@ -67,7 +72,17 @@ def main() -> None:
             record = outcome(tuning, workload, points, legs, failed) | {"server": facts}
             found = runs.write(cell, "tune", record, facts[OWN]["environment"], start)
     runs.keep(cell, "tune", scratch)
-    print("\n".join(p.text for p in rank.proposals(found)) or "nothing beat the cell's own options", flush=True)
+    said = "\n".join(proposal.text for proposal in rank.proposals(found))
+    print(said or "nothing is shown to beat the cell's own options", flush=True)
+
+
+def own_again(cell: Cell, params: Params, tuning: Tuning, scratch: Path, stack: ExitStack) -> Server:
+    """Return the cell's server as it is, started once more and ready."""
+    threads = max(1, host.usable_cores() - 1)
+    server = Server(cell, params, scratch / "server.own-again.log", threads, change=change_of(tuning, None))
+    stack.enter_context(server)
+    server.wait_ready()
+    return server
 
 
 def outcome(
@@ -96,7 +111,7 @@ def start_all(
     """Start the cell as it is and every variant at once; return those that are ready, and why the others are not.
 
     Raises:
-        WorkError, InputError: the cell as it is did not start, or a variant's package is not there.
+        WorkError, InputError: the cell as it is did not start.
     """
     threads = max(1, host.usable_cores() - 1)
     started: dict[str, Server] = {}
@@ -104,7 +119,12 @@ def start_all(
     for name, variant in {OWN: None, **tuning.variants}.items():
         of = cell if variant is None or variant.recipe is None else cell._replace(recipe=variant.recipe)
         server = Server(of, params, scratch / f"server.{name}.log", threads, change=change_of(tuning, variant))
-        started[name] = stack.enter_context(server)
+        try:
+            started[name] = stack.enter_context(server)
+        except (InputError, WorkError) as error:  # a variant's package that is not there must not lose the others
+            if name == OWN:
+                raise
+            failed[name] = str(error)
     ready = {}
     for name, server in started.items():
         try:

@@ -76,6 +76,9 @@ def test_variants_are_timed_beside_the_cell_and_one_that_fails_says_why(packaged
     raw = packaged.path / f"artifacts/raw/{CELL}/tune"
     assert "max-model-len: 512" in (raw / "server.short-steps.serve.yaml").read_text()
     assert "'max_num_seqs': 4" in (raw / "server.own.log").read_text()
+    # The last leg is on a server that was started anew.
+    assert "'max_num_seqs': 4" in (raw / "server.own-again.log").read_text()
+    assert {"own", "own again"} <= found["server"].keys()
     assert "max-num-seqs: 16" in (packaged.path / f"artifacts/packages/{CELL}/deploy/serve.yaml").read_text()
 
 

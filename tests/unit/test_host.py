@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import host
+from pipeline.specs import Target
 
 A100_80 = {"name": "NVIDIA A100-SXM4-80GB", "compute_capability": "8.0", "memory": "81920 MiB"}
 A100_40 = {"name": "NVIDIA A100-SXM4-40GB", "compute_capability": "8.0", "memory": "40960 MiB"}
@@ -40,3 +41,17 @@ def test_who_copied_the_tree_says_which_commit_it_is(monkeypatch: pytest.MonkeyP
     assert host.git_commit(tmp_path) == "unknown"
     monkeypatch.setenv("QUANTPRESS_COMMIT", "7bfe3a4")
     assert host.git_commit(tmp_path) == "7bfe3a4"
+
+
+def test_a_host_with_more_gpus_and_cores_is_the_same_kind_for_one_of_them() -> None:
+    gpu = {"name": "NVIDIA H200", "compute_capability": "9.0", "memory": "143771 MiB", "driver": "580.159.04"}
+    other = gpu | {"driver": "580.95.05"}
+    one = {"cpu": "C", "cores": 16, "gpus": [gpu]}
+    two = {"cpu": "C", "cores": 32, "gpus": [other, gpu]}
+    target = Target(device="cuda", gpu="NVIDIA H200", sm=90, memory_gib=141)
+    assert host.kind(target, one) == host.kind(target, two)
+    pair = target.model_copy(update={"count": 2})
+    assert len(host.kind(pair, two)["gpus"]) == 2 and host.kind(pair, two) != host.kind(target, two)
+    assert host.kind(target, one | {"gpus": [gpu | {"driver": "590.1"}]}) != host.kind(target, one)
+    cpu = Target(device="cpu")
+    assert host.kind(cpu, one | {"gpus": []}) != host.kind(cpu, two | {"gpus": []})

@@ -78,6 +78,7 @@ def start(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(host, "need_target", lambda *_: None)
+    monkeypatch.setattr(host, "gpus", lambda: [{"name": "NVIDIA H200"}] * 2)
     Path(".git").mkdir()
     Path("pipeline").mkdir()
     part = {key: made[key] for key in ("fetch", "calibrate", "on_target")}
@@ -293,7 +294,8 @@ from pipeline import on_target, side_by_side
 from pipeline.side_by_side import Slots, Task
 run = on_target.Run.__new__(on_target.Run)
 run.__dict__.update(out=None, stopped=False, writing=on_target.threading.Lock(), keeping=on_target.threading.Lock(),
-    jobs_running=set(), failed={}, done=[], guess_s={}, gpus=[None], start=time.monotonic(), target="cpu", plan={})
+    jobs_running=set(), failed={}, skipped=[],
+    deadline=None, done=[], guess_s={}, gpus=[None], start=time.monotonic(), target="cpu", plan={})
 run.params = type("P", (), {"targets": {"cpu": None}})
 on_target.host.need_target = lambda *_: None
 Path("dvc").mkdir(); Path("dvc/__init__.py").touch(); Path("dvc/__main__.py").write_text(
@@ -305,7 +307,8 @@ sys.exit(run())
 """
 
 
-def test_ctrl_c_ends_every_stage_that_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_term_end_every_stage_that_runs(sent: signal.Signals, tmp_path: Path) -> None:
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), "."])}
     job = subprocess.Popen([sys.executable, "-c", SLEEPER], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
     files = [tmp_path / f"slow{n}.pid" for n in "ab"]
@@ -314,10 +317,28 @@ def test_ctrl_c_ends_every_stage_that_runs(tmp_path: Path) -> None:
         time.sleep(0.05)
     assert job.poll() is None, job.stderr and job.stderr.read()
     pids = [int(f.read_text()) for f in files]
-    job.send_signal(signal.SIGINT)
+    job.send_signal(sent)
     _, said = job.communicate(timeout=30)
     assert "KeyboardInterrupt" in said
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+def test_what_still_runs_when_the_time_is_over_is_ended(tmp_path: Path) -> None:
+    program = SLEEPER.replace("deadline=None", "deadline=time.monotonic() + 1.5")
+    program = program.replace("sys.exit(run())", "on_target.KEEP_EVERY_S = 0.2\nsys.exit(run())")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), "."])}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 1, done.stderr
+    assert "the time is over: what still runs is ended" in done.stdout
+    assert "FAILED   evaluate@a: The run was stopped." in done.stdout
+    pids = [int((tmp_path / f"slow{n}.pid").read_text()) for n in "ab"]
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+def test_more_gpus_than_the_host_has_are_refused(start: Start) -> None:
+    with pytest.raises(InputError, match="--gpus 3 wants more GPUs than this host has: 2"):
+        start(Fake(), gpus=3)()
 
 
 @settings(max_examples=30, deadline=None)
