@@ -41,6 +41,7 @@ def test_the_latest_run_that_timed_the_baseline_gives_its_numbers(tmp_path: Path
     (point,) = doc.items("workloads", "w", "points")
     assert point["candidate"]["output_tok_s"] == 100.0
     assert doc.raw("server", "candidate", "kv_cache_tokens") == 99
+    assert point["elsewhere"] == [{"cell": "m.int8.vllm.g", "output_tok_s": 50.0}]
     assert Doc("x", point).fact("ratio", "output_tok_s")["not_measured"] == REFERENCE
     assert beside(tmp_path, "m.other.vllm.g") is None
 
