@@ -16,7 +16,8 @@ def beside(root: Path, cell: str) -> tuple[Doc, str] | None:
     """Return a bench.json of the baseline `cell` from the latest run that timed it beside another, and whose that is.
 
     Its `candidate` is that run's baseline side; it has no ratio, with the reason. `elsewhere` of a point: {cell,
-    output_tok_s} of the same side in the other runs, so that a reader sees how far they agree. None where no run has it.
+    output_tok_s} of the same side in the other runs, so that a reader sees how far they agree. None where no run has
+    it.
     """
     found = []
     for path in (root / "artifacts/results").glob("*/bench.json"):
