@@ -168,6 +168,7 @@ def _row(row: Row, value: float | None) -> dict[str, Any]:
         "workload": at.workload,
         "operating_point": point.name if point else None,
         "output_tok_s": point.tok_s if point else None,
+        "marks": point.marks if point else [],
         "speedup": point.ratio if point else None,
         "speedup_ci95": point.band if point else None,
         "goodput_s": at.goodput_s,

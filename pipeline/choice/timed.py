@@ -11,7 +11,8 @@ from typing import Any
 
 from pipeline.choice.objective import MET, MISSED, OPEN, Attained, Slo, attained
 from pipeline.evidence.beside import beside
-from pipeline.evidence.repeat import leg_marks, read_bench
+from pipeline.evidence.repeat import read_bench
+from pipeline.report.apart import gpu_marks, load_marks
 from pipeline.report.sources import Doc, interval, is_number
 
 GAIN_PER_DOUBLING = 0.10
@@ -75,9 +76,7 @@ def _point(workload: str, load: dict[str, Any], entry: dict[str, Any], rows: dic
     tok_s, ratio = side.raw("output_tok_s"), Doc(workload, entry).raw("ratio", "output_tok_s")
     clean = side.raw("errors") == 0 and side.raw("output_tokens_ok") is True
     marks = [] if clean else ["requests failed or had other lengths"]
-    if entry.get("client_bound"):
-        marks.append("the client limited the load")
-    marks += leg_marks(Doc(workload, entry))
+    marks += [*load_marks(Doc(workload, entry)), *gpu_marks(Doc(workload, load))]
     seconds = side.raw("steady", "seconds")
     return TimedPoint(
         workload=workload,

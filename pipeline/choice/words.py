@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.shapes import SPEED_ONLY
+
 VERDICTS = {None: "open", True: "yes", False: "no"}
 
 
@@ -65,9 +67,16 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         row["recipe"], row["runtime"], row["quality"], VERDICTS[row["meets_objective"]], row["operating_point"] or "-",
         _number(row["output_tok_s"], ",.1f"), speed, _number(row["goodput_s"], ",.2f"),
-        _number(row["weight_bytes"], ",.0f", 1e-6), _number(row["perplexity_ratio"], ".3f"), row["cost"],
+        _number(row["weight_bytes"], ",.0f", 1e-6), _perplexity(row), row["cost"],
     )  # fmt: skip
 
 
 def _number(value: float | None, spec: str, factor: float = 1.0) -> str:
     return "-" if value is None else format(value * factor, spec)
+
+
+def _perplexity(row: dict[str, Any]) -> str:
+    """Return the ratio; the baseline is what it is taken over, and random weights are never judged."""
+    if SPEED_ONLY in row["quality_why"]:
+        return "not judged (random weights)"
+    return "reference" if row["is_baseline"] else _number(row["perplexity_ratio"], ".3f")

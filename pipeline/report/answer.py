@@ -53,6 +53,13 @@ def point_at(cell: dict[str, Any], reference: dict[str, Any] | None) -> dict[str
     return None
 
 
+def marks_at(cell: dict[str, Any], reference: dict[str, Any] | None) -> list[str]:
+    """Return the marks of the cell's benchmark point at `reference`, those of its workload included."""
+    point = point_at(cell, reference)
+    loads = [load for load in cell["speed"]["workloads"] if reference and load["workload"] == reference["workload"]]
+    return [*(mark for load in loads for mark in load["marks"]), *point["marks"]] if point else []
+
+
 def noise_floor(cells: list[dict[str, Any]], reference: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return how far one leg repeats at `reference`, or None where nothing was timed twice.
 
@@ -76,7 +83,7 @@ def answer(group: dict[str, Any]) -> list[dict[str, str]]:
 
     Each is {topic, lead, text}: `lead` is the answer itself, `text` the evidence for it.
     """
-    lines = [*verdict_line(group), _fastest(group), _closest(group), _smallest(group), _noise(group)]
+    lines = [*verdict_line(group), _fastest(group), *_marked(group), _closest(group), _smallest(group), _noise(group)]
     return [*lines, *_missing(group)]
 
 
@@ -112,6 +119,15 @@ def _fastest(group: dict[str, Any]) -> dict[str, str]:
         name, second, _ = timed[1]
         text += f" Next is {name}, {show(second, 'speed', True)}; {_overlap(ratio, second)}."
     return _line("Fastest", lead, text)
+
+
+def _marked(group: dict[str, Any]) -> list[dict[str, str]]:
+    """Say which of the timings that the answer compares carry a mark, and which."""
+    parts = []
+    for cell in group["cells"]:
+        marks = marks_at(cell, group["reference"])
+        parts += [f"{cell['recipe']} ({'; '.join(marks)})"] if marks else []
+    return [_line("Marks", "these timings are flagged", f"{'. '.join(parts)}.")] if parts else []
 
 
 def _against_one(ratio: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from pipeline.report import text
+from pipeline.report.engine import engine_text, not_the_locks
 
 # Characters that would start markup or a table column in Markdown, or markup in the HTML made from it.
 _SPECIAL = {c: f"\\{c}" for c in "\\`*|"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
@@ -33,6 +34,7 @@ def card_text(report: dict[str, Any], cell: dict[str, Any], group: dict[str, Any
     )
     environment.filters["plain"] = plain
     environment.globals.update(show=text.show, span=text.span, missing=text.missing, words=words, lookup=text.lookup)
+    environment.globals.update(engine_text=engine_text, not_the_locks=not_the_locks)
     noise = group["noise_floor"] if group else None
     launch = cell["package"]["launch"]
     mine = {key: [row for row in report["tuning"][key] if row["cell"] == cell["cell"]] for key in ("tuned", "scaled")}

@@ -316,6 +316,7 @@ def _point(bench: Doc, point: dict[str, Any]) -> dict[str, Any]:
     row["load"] = f"{rate:g}/s, open loop" if is_number(rate) else str(row["concurrency"] or "not recorded")
     row["marks"] = load_marks(doc)
     row["repeats"] = doc.mapping("repeats", "output_tok_s") or None
+    row["elsewhere"] = doc.items("elsewhere")
     row["legs"] = len(doc.items("candidate", "repeats", "output_tok_s"))
     for side in ("candidate", "baseline"):
         row[side] = {k: doc.fact(side, k) for k in ("output_tok_s", "request_s", "errors")}

@@ -11,10 +11,10 @@ _DIFFERS = re.compile(r"^(?P<here>\S+) on the host, (?P<lock>\S+) in the lock$")
 
 
 def engine(doc: Doc, *keys: str) -> dict[str, Any]:
-    """Return {version, driver, differs, unknown} of the server that a result names under `keys`.
+    """Return {version, torch, driver, differs, unknown} of the server that a result names under `keys`.
 
-    differs: packages that the host brought in another version than the lock's, as text; unknown: how many it brought
-    without saying which version.
+    torch: where the host brought it; elsewhere it is the lock's. differs: packages that the host brought in another
+    version than the lock's, as text; unknown: how many it brought without saying which version.
     """
     gpus = [g for g in doc.items("host", "gpus") if isinstance(g, dict)]
     drivers = sorted({str(g["driver"]) for g in gpus if g.get("driver")})
@@ -24,25 +24,37 @@ def engine(doc: Doc, *keys: str) -> dict[str, Any]:
         found = _DIFFERS.match(str(text))
         if found and found["here"] != found["lock"]:
             differs.append(f"{name} {found['here']} (lock: {found['lock']})")
+    torch = _DIFFERS.match(str(brought.get("torch")))
     unknown = sum(str(text).startswith("unknown version") for text in brought.values())
-    return {"version": doc.raw(*keys, "version"), "driver": ", ".join(drivers) or None, "differs": differs,
-            "unknown": unknown}  # fmt: skip
+    return {"version": doc.raw(*keys, "version"), "torch": torch["here"] if torch else None,
+            "driver": ", ".join(drivers) or None, "differs": differs, "unknown": unknown}  # fmt: skip
+
+
+def engine_text(found: dict[str, Any]) -> str:
+    """Return one engine in words: '0.26.0, torch 2.11.0, driver 580.159.04'."""
+    parts = [
+        found["version"],
+        found["torch"] and f"torch {found['torch']}",
+        found["driver"] and f"driver {found['driver']}",
+    ]
+    return ", ".join(str(part) for part in parts if part)
+
+
+def not_the_locks(found: dict[str, Any]) -> str:
+    """Return in what an environment differed from its lock; empty where in nothing that is known."""
+    many = found["unknown"] != 1
+    rest = f"{found['unknown']} package{'s' * many} that the host brought {'do' if many else 'does'} not say "
+    rest += "their version" if many else "its version"
+    return "; ".join([*found["differs"], *([rest] if found["unknown"] else [])])
 
 
 def engine_line(cells: list[dict[str, Any]]) -> str:
-    """Return what served a group's measured cells: '0.26.0, driver 580.159.04'; several are all named."""
+    """Return what served a group's measured cells: '0.26.0, torch 2.11.0, driver 580.159.04'; several are all named."""
     found = [c["server"]["engine"] for c in cells if c["server"]["engine"]["version"]]
-    versions = list(dict.fromkeys(str(e["version"]) for e in found))
-    drivers = list(dict.fromkeys(e["driver"] for e in found if e["driver"]))
-    return " and ".join(versions) + (f", driver {' and '.join(drivers)}" if drivers else "")
+    return " and ".join(dict.fromkeys(engine_text(e) for e in found))
 
 
 def engine_warnings(cells: list[dict[str, Any]]) -> list[str]:
     """Say once for a group in what its environment differed from the lock."""
-    found = [c["server"]["engine"] for c in cells]
-    differs = list(dict.fromkeys(text for e in found for text in e["differs"]))
-    unknown = max((e["unknown"] for e in found), default=0)
-    if not differs and not unknown:
-        return []
-    rest = f"{unknown} packages that the host brought do not say their version" if unknown else ""
-    return [f"The environment that served was not the lock's in all: {'; '.join(filter(None, [*differs, rest]))}."]
+    texts = dict.fromkeys(filter(None, (not_the_locks(c["server"]["engine"]) for c in cells)))
+    return [f"The environment that served was not the lock's in all: {text}." for text in texts]

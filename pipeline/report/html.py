@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.report import text
+from pipeline.report.answer import marks_at
 
 
 def page(report: dict[str, Any]) -> str:
@@ -14,15 +15,18 @@ def page(report: dict[str, Any]) -> str:
 
     from pipeline.report.figures import colours, figures
 
-    def fact(cell: dict[str, Any], path: str, kind: str, interval: bool = False) -> Markup:
-        """Return a table cell; `data-fact` says which number of report.json it shows."""
+    def fact(
+        cell: dict[str, Any], path: str, kind: str, interval: bool = False, marks: tuple[str, ...] | list[str] = ()
+    ) -> Markup:
+        """Return a table cell; `data-fact` says which number of report.json it shows, `marks` stand below it."""
         found = text.lookup(cell, path)
         shown = text.show(found, kind)
         style = "num" if found["value"] is not None else "none few" if shown.startswith("n too") else "none why"
         body = Markup('<td class="{}" data-fact="{}|{}">{}').format(style, cell["cell"], path, shown)
         if interval and found["value"] is not None:
             body += Markup('<span class="ci">{}</span>').format(text.span(found["ci95"], kind))
-        return body + Markup("</td>")
+        marked = map(Markup('<span class="ci mark wrap">{}</span>').format, marks)
+        return body + Markup("").join(marked) + Markup("</td>")
 
     def reference_path(cell: dict[str, Any], reference: dict[str, Any] | None) -> str | None:
         """Return the path of the cell's benchmark point at the reference load, if it was timed there."""
@@ -41,7 +45,7 @@ def page(report: dict[str, Any]) -> str:
     )
     environment.globals.update(
         fact=fact, show=text.show, missing=text.missing, number=text.number, colours=colours,
-        reference_path=reference_path, named=named, words=words, minute=minute,
+        reference_path=reference_path, marks_at=marks_at, named=named, words=words, minute=minute,
         host_line=host_line, run_tasks=run_tasks, other_tasks=other_tasks,
     )  # fmt: skip
     drawn = [_safe(figures(group)) for group in report["targets"]]

@@ -41,6 +41,7 @@ def test_the_latest_run_that_timed_the_baseline_gives_its_numbers(tmp_path: Path
     (point,) = doc.items("workloads", "w", "points")
     assert point["candidate"]["output_tok_s"] == 100.0
     assert doc.raw("server", "candidate", "kv_cache_tokens") == 99
+    assert point["elsewhere"] == [{"cell": "m.int8.vllm.g", "output_tok_s": 50.0}]
     assert Doc("x", point).fact("ratio", "output_tok_s")["not_measured"] == REFERENCE
     assert beside(tmp_path, "m.other.vllm.g") is None
 
@@ -69,9 +70,10 @@ def test_the_engine_is_named_with_what_was_not_the_locks() -> None:
         "server": {"version": "0.26.0", "installation": {"from_host": brought}},
     }
     found = engine(Doc("x", data), "server")
-    assert found == {"version": "0.26.0", "driver": "580.1", "differs": ["numpy 2.5.2 (lock: 2.3.5)"], "unknown": 1}
+    assert found == {"version": "0.26.0", "driver": "580.1", "torch": "2.11.0",
+                     "differs": ["numpy 2.5.2 (lock: 2.3.5)"], "unknown": 1}  # fmt: skip
     cells = [{"server": {"engine": found}}, {"server": {"engine": engine(Doc("y", {}), "server")}}]
-    assert engine_line(cells) == "0.26.0, driver 580.1"
+    assert engine_line(cells) == "0.26.0, torch 2.11.0, driver 580.1"
     (warning,) = engine_warnings(cells)
-    assert "numpy 2.5.2 (lock: 2.3.5); 1 packages that the host brought do not say their version" in warning
+    assert "numpy 2.5.2 (lock: 2.3.5); 1 package that the host brought does not say its version" in warning
     assert engine_warnings(cells[1:]) == [] and engine_line(cells[1:]) == ""

@@ -237,6 +237,15 @@ def test_random_weights_are_timed_and_never_recommended() -> None:
     ]
 
 
+def test_a_perplexity_ratio_that_nothing_gave_is_not_printed_as_one() -> None:
+    random = candidate("fp8", [point(4, 150)], "NOT MEASURED", speed_only=True, perplexity_ratio=None)
+    cells = [candidate("bf16", [point(4, 100)]), replace(random, quality_why=["random weights: speed only"])]
+    lines = recommendation_text(recommend(cells, "o", OFFLINE, "throughput")).splitlines()
+    (baseline,), (other,) = ([x for x in lines if x.startswith(f"  {name} ")] for name in ("bf16", "fp8"))
+    assert "reference" in baseline and "1.000" not in baseline
+    assert "not judged (random weights)" in other
+
+
 def test_an_order_within_noise_is_not_called_settled() -> None:
     found = recommend([candidate("int8", [point(4, 130, 1.30)]), candidate("fp8", [point(4, 128, 1.28)])],
                       "o", OFFLINE, "throughput")  # fmt: skip
