@@ -20,6 +20,7 @@ from pipeline.report.engine import engine_line, engine_warnings
 from pipeline.report.paying import known_params, paying_rows
 from pipeline.report.sizes import sizes_section
 from pipeline.report.sources import Doc, plain, read_doc, read_yaml
+from pipeline.report.todo import todo
 from pipeline.report.tuning import problems as tuning_problems
 from pipeline.report.tuning import tuning_section
 from pipeline.report.verdicts import floor_lines
@@ -56,6 +57,7 @@ def collect(root: Path) -> dict[str, Any]:
     choice = choice_section(root)
     for group in groups:
         group["answer"] += objective_lines(choice, group)
+        group["todo"] = todo(params, choice, group)
     tuning = tuning_section(root, params, list(cells.values()))
     models = {m: _model(root, m, params) for m in dict.fromkeys(e["model"] for e in entries)}
     problems += [{"what": d.path, "reason": d.problem} for d in (params, plan) if d.problem]
