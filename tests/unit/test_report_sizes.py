@@ -75,6 +75,13 @@ def test_what_is_predicted_and_what_was_measured_share_a_column(project: Path) -
     assert row.count("predicted ") >= 1 and row.count("as made ") == 1 and row.count("logged ") == 1
 
 
+def test_reasons_of_serving_parameters_are_told_once(project: Path) -> None:
+    """A list of reasons in every row of every planned table was most of the page."""
+    html = page(collect(project)).split("<h2>Memory and predicted speed")[1].split("</section>")[0]
+    assert html.count("Serving parameters: ") <= html.count("<table>")
+    assert "python -m pipeline serving --cell CELL" in html
+
+
 def test_with_a_bandwidth_measured_over_predicted_is_shown(project: Path) -> None:
     set_cpu(project, bandwidth_gb_s=30, source="invented for this test")
     row = next(r for r in collect(project)["sizes"]["measured"][0]["rows"] if r["recipe"] == "int8")
