@@ -53,8 +53,9 @@ def _cell_warnings(cell: dict[str, Any]) -> list[str]:
         shown = "; ".join(f"{f['id']}: {f['reason']}" for f in canary["failures"][:3])
         texts.append(f"{name} failed the coherence canary ({shown or 'no failure recorded'}).")
     for severity in dict.fromkeys(f["severity"] for f in lint["findings"]):
-        said = [f"{f['subject']}: {f['message']}" for f in lint["findings"] if f["severity"] == severity]
-        texts.append(f"{name}, {len(said)} lint {severity}{'s' * (len(said) > 1)}: {'; '.join(said)}")
+        found = [f for f in lint["findings"] if f["severity"] == severity]
+        said = [f"{f['subject']}: {str(f['message']).rstrip('.')}" for f in found]
+        texts.append(f"{name}, {len(said)} lint {severity}{'s' * (len(said) > 1)}: {'; '.join(said)}.")
     for load in cell["speed"]["workloads"]:
         bad = [str(p["concurrency"]) for p in load["points"] if not p["clean"]]
         if bad:

@@ -227,23 +227,6 @@ def test_an_infinite_number_in_valid_json_is_not_printed(project: Path) -> None:
     assert "has '1e999' for fidelity.perplexity_ratio" in visible(render(project))
 
 
-def test_open_loads_and_marks_of_a_timing_are_shown(project: Path) -> None:
-    path = result(project, "int8", "bench")
-    bench = json.loads(path.read_text(encoding="utf-8"))
-    point = bench["workloads"]["chat-64-32"]["points"][1]
-    point |= {"concurrency": None, "rate": 2.5, "client_bound": True}
-    point["baseline"]["repeats"]["output_tok_s"] = [40.0, 60.0]
-    gpu = {"shared": True, "gpus": [{"throttled": ["software power cap"]}]}
-    bench["workloads"]["chat-64-32"]["legs"] = [{"side": "A", "gpu": gpu}, {"side": "B", "gpu": gpu}]
-    path.write_text(json.dumps(bench), encoding="utf-8")
-    text = visible(render(project))
-    assert "The GPU was held back: software power cap: int8 under chat-64-32." in text
-    assert "Other processes used the GPU: int8 under chat-64-32." in text
-    assert "2.5/s, open loop" in text
-    assert "The client limited the load: int8 under chat-64-32 at 2.5/s, open loop." in text
-    assert "the baseline's own legs lie 50.0% apart, more than the two sides do" in text
-
-
 def test_streaming_and_soak_stand_apart_from_ratios_over_the_baseline(project: Path) -> None:
     path = result(project, "int8", "bench")
     bench = json.loads(path.read_text(encoding="utf-8"))
