@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from pipeline.evidence.policy import Policy
 from pipeline.evidence.summary import needs
 from pipeline.evidence.verdicts import FAIL, INCONCLUSIVE, PASS
 from pipeline.report.sources import is_number, read_doc
+from pipeline.report.text import and_list
 from pipeline.shapes import SPEED_ONLY, is_random
 from pipeline.specs import Params, Target
 
@@ -49,11 +50,17 @@ class Candidate:
     speed_only: bool = False
 
     def at(self, slo: Slo) -> At:
-        """Return the cell's numbers at an objective."""
-        for workload in slo.workloads:
-            points = [p for p in self.points if p.workload == workload]
-            if points:
-                return At.of(self, points, slo, workload)
+        """Return the cell's numbers at an objective: where it was judged first, without limits where it is fastest."""
+        timed = {w: [p for p in self.points if p.workload == w] for w in slo.workloads}
+        timed = {workload: points for workload, points in timed.items() if points}
+        if timed and slo.limits:
+            workload, points = next(iter(timed.items()))
+            return At.of(self, points, slo, workload)
+        if timed:
+            workload = max(timed, key=lambda w: max(p.tok_s or 0.0 for p in timed[w]))
+            found = At.of(self, timed[workload], slo, workload)
+            named = f"most output tokens/s of all loads of {and_list(list(timed))}"
+            return replace(found, why=named) if found.point else found
         return At(None, None, NOT_TIMED, None, None, None, None, NO_PRICE)
 
 

@@ -16,8 +16,9 @@ MLPERF_MARK = "MLPerf-style, not an MLPerf result"
 class Slo(BaseModel):
     """Limits that a request must all meet, and the share of requests that must (`attainment`); ms.
 
-    Without limits it is an offline objective: only throughput counts. `workloads`: where it is judged, in this order of
-    preference; the first that was timed decides. `mlperf_style`: limits of an MLPerf benchmark on other data and loads.
+    Without limits it is an offline objective: only throughput counts, and the workload of most tokens/s decides.
+    `workloads`: where it is judged, in this order of preference; the first that was timed decides. `mlperf_style`:
+    limits of an MLPerf benchmark on other data and loads.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -128,22 +128,24 @@ def _apart(a: Row, b: Row) -> str:
 def _would_change(winner: Row | None, runner: Row | None, rows: list[Row], aim: str, slo: Slo) -> list[str]:
     """Facts that would turn the answer: cells that lead but are not proven or failed, an unsettled order, a load."""
     value, more, *_ = RANKS[aim]
-    found = []
+    found: list[str] = []
     best = value(winner) if winner else None
-    for row in rows:
+    for row in sorted(rows, key=lambda r: _key(value(r), more)):
         cell, at = row
         mine = value(row)
         leads = mine is not None and (best is None or _key(mine, more) < _key(best, more))
         if row is winner or _proven(row) or not cell.served or not leads:
             continue
-        lead = f"{cell.recipe} on {cell.runtime} leads with {_said(row, aim)} but"
+        # Without a winner all of them are ahead of nothing: only the best leads.
+        verb = "has" if winner is None and found else "leads with"
+        lead = f"{cell.recipe} on {cell.runtime} {verb} {_said(row, aim)}"
         if cell.quality == "NOT MEASURED":
             why = "; ".join(cell.quality_why) or "no evaluation"
-            found.append(f"{cell.recipe} on {cell.runtime} leads with {_said(row, aim)}; quality not measured ({why})")
+            found.append(f"{lead}; quality not measured ({why})")
         elif cell.quality != PASS:
-            found.append(f"{lead} is {cell.quality}: {'; '.join(cell.quality_why) or 'quality not measured'}")
+            found.append(f"{lead} but is {cell.quality}: {'; '.join(cell.quality_why) or 'quality not measured'}")
         else:
-            found.append(f"{lead} does not meet it: {at.why}")
+            found.append(f"{lead} but does not meet it: {at.why}")
     if winner and runner and "not settled" in _apart(winner, runner):
         found.append("a longer run in A B B A order may put the runner-up first")
     if winner and winner[1].point and winner[1].point.loop == "closed" and slo.limits:

@@ -317,6 +317,7 @@ def _point(bench: Doc, point: dict[str, Any]) -> dict[str, Any]:
     row["marks"] = load_marks(doc)
     row["repeats"] = doc.mapping("repeats", "output_tok_s") or None
     row["elsewhere"] = doc.items("elsewhere")
+    row["leg_ratios"] = leg_ratios(doc)
     row["legs"] = len(doc.items("candidate", "repeats", "output_tok_s"))
     for side in ("candidate", "baseline"):
         row[side] = {k: doc.fact(side, k) for k in ("output_tok_s", "request_s", "errors")}
@@ -328,6 +329,13 @@ def _point(bench: Doc, point: dict[str, Any]) -> dict[str, Any]:
     sides = [row[s] for s in ("candidate", "baseline")]
     row["clean"] = all(s["errors"]["value"] == 0 and s["output_tokens_ok"] is True for s in sides)
     return row
+
+
+def leg_ratios(point: Doc) -> list[float]:
+    """Return output tokens/s of each of the candidate's legs over the mean of the baseline's; empty where not known."""
+    mean = point.raw("baseline", "output_tok_s")
+    rates = point.items("candidate", "repeats", "output_tok_s")
+    return [x / mean for x in rates if is_number(x)] if is_number(mean) and mean > 0 else []
 
 
 def _ratio(doc: Doc, key: str) -> Fact:

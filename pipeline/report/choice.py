@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from pipeline.report.text import and_list
 def choice_section(root: Path) -> dict[str, Any]:
     """Return {problem, targets, scaling, trend}; `targets` are groups of answers, those with measurements first.
 
-    `idle` of a group: the objectives none of whose workloads was timed there, of which there is nothing to show.
+    Of a group, `idle`: the objectives none of whose workloads was timed there, of which there is nothing to show;
+    `outcomes`: the others, those with the same evidence together; `leads`: what would settle the open ones, each once;
+    `quality`: which recipes pass and what is open.
 
     A repository that cannot be read for a recommendation gets the reason as `problem`: the report is still made.
     """
@@ -34,7 +37,9 @@ def choice_section(root: Path) -> dict[str, Any]:
         mine = [a for a in found if (a["model"], a["target"]) == (model, target)]
         measured = any(row["measured"] for a in mine for row in a["table"])
         groups.append({"model": model, "target": target, "measured": measured, "answers": mine, "decide": decide(mine),
-                       "idle": [a["slo"] for a in mine if not _judged(a)], "quality": _quality(mine[0])})  # fmt: skip
+                       "idle": [a["slo"] for a in mine if not _judged(a)], "quality": quality_line(mine),
+                       "outcomes": same_outcome([a for a in mine if _judged(a)]),
+                       "leads": _leads([a for a in mine if _judged(a) and not a["winner"]])})  # fmt: skip
     groups.sort(key=lambda g: not g["measured"])
     return {"problem": None, "targets": groups, "scaling": rows, "trend": trend(root)}
 
@@ -43,14 +48,34 @@ def _judged(answer: dict[str, Any]) -> bool:
     return any(row["served"] and row["objective_why"] and row["objective_why"] != NOT_TIMED for row in answer["table"])
 
 
-def _quality(answer: dict[str, Any]) -> str:
-    """Say which cells pass the policy's quality checks, which are open and which fail; empty where none was judged."""
-    rows = [row for row in answer["table"] if row["served"] and not row["is_baseline"]]
+def quality_line(mine: list[dict[str, Any]]) -> str:
+    """Say which cells pass the policy's quality checks, which are open and which fail, and whether speed is open."""
+    rows = [row for row in mine[0]["table"] if row["served"] and not row["is_baseline"]]
     parts = []
     for verdict, words in ((PASS, "passed by"), (INCONCLUSIVE, "not settled for"), (FAIL, "failed by")):
         if names := list(dict.fromkeys(row["recipe"] for row in rows if row["quality"] == verdict)):
             parts.append(f"{words} {and_list(names)}")
-    return f"The policy's quality checks are {'; '.join(parts)}." if parts else ""
+    if parts and not any(_judged(answer) for answer in mine):
+        parts.append("open: speed (nothing was timed here)")
+    return "; ".join(parts)
+
+
+def same_outcome(judged: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Put objectives whose evidence is the same in every row together, in order of the first of them."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for answer in judged:
+        key = json.dumps([answer[k] for k in ("table", "reasons", "would_change", "pareto")], default=str)
+        found.setdefault(key, []).append(answer)
+    return list(found.values())
+
+
+def _leads(unsettled: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return {slos, text}: the first thing that would change the answer to each open objective, each text once."""
+    found: dict[str, list[str]] = {}
+    for answer in unsettled:
+        if answer["would_change"]:
+            found.setdefault(answer["would_change"][0], []).append(answer["slo"])
+    return [{"slos": slos, "text": text} for text, slos in found.items()]
 
 
 def objective_lines(choice: dict[str, Any], group: dict[str, Any]) -> list[dict[str, str]]:

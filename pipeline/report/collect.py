@@ -10,26 +10,25 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.calibration import FEW_SAMPLES
 from pipeline.memory.cells import CellIds
 from pipeline.report.agreement import agreement_rows
 from pipeline.report.answer import RULES, answer, noise_floor, reference_point
 from pipeline.report.cells import NOT_QUANTIZED, build_cell
 from pipeline.report.choice import choice_section, objective_lines
-from pipeline.report.engine import engine_line, engine_warnings
+from pipeline.report.engine import engine_line
 from pipeline.report.paying import known_params, paying_rows
 from pipeline.report.sizes import sizes_section
 from pipeline.report.sources import Doc, plain, read_doc, read_yaml
+from pipeline.report.todo import todo
 from pipeline.report.tuning import problems as tuning_problems
 from pipeline.report.tuning import tuning_section
 from pipeline.report.verdicts import floor_lines
+from pipeline.report.warned import HAS_RESULTS, warnings
 from pipeline.shapes import SPEED_ONLY, is_random
 from pipeline.whole_gpu import kept_small
 
 SCHEMA = "quantpress.report/1"
 CELL_KEYS = ("model", "recipe", "runtime", "target")
-GROUP_KEYS = ("target", "runtime", "model")
-HAS_RESULTS = ("measured", "partly measured", f"measured ({SPEED_ONLY})")
 
 
 def collect(root: Path) -> dict[str, Any]:
@@ -56,6 +55,7 @@ def collect(root: Path) -> dict[str, Any]:
     choice = choice_section(root)
     for group in groups:
         group["answer"] += objective_lines(choice, group)
+        group["todo"] = todo(params, choice, group)
     tuning = tuning_section(root, params, list(cells.values()))
     models = {m: _model(root, m, params) for m in dict.fromkeys(e["model"] for e in entries)}
     problems += [{"what": d.path, "reason": d.problem} for d in (params, plan) if d.problem]
@@ -70,7 +70,7 @@ def collect(root: Path) -> dict[str, Any]:
         "refusals": _refusals(plan, groups, planned),
         "not_measured": _by_reason(problems + _not_measured(groups, docs)),
         "calibration": calibration,
-        "warnings": _warnings(root, groups, calibration, set(cells)),
+        "warnings": warnings(root, groups, calibration, set(cells)),
         "sizes": sizes_section(root, params, groups, planned),
         "choice": choice,
         "tuning": tuning,
@@ -240,73 +240,6 @@ def _calibration(root: Path, cells: list[dict[str, Any]]) -> list[dict[str, Any]
             if card.data and digest and digest in (card.raw("digest"), card.raw("sha256")):
                 entry["card"], entry["card_path"] = card.data, card.path
     return list(sets.values())
-
-
-def _warnings(root: Path, groups: list[dict[str, Any]], calib: list[Any], known: set[str]) -> list[dict[str, Any]]:
-    found = [{"target": None, "text": text} for entry in calib for text in _calib_warnings(entry)]
-    for group in groups:
-        texts = [text for cell in group["cells"] for text in _cell_warnings(cell)] + _mixed(group)
-        texts += engine_warnings(group["cells"])
-        found += [{key: group[key] for key in GROUP_KEYS} | {"text": text} for text in dict.fromkeys(texts)]
-    for path in sorted((root / "artifacts/results").glob("*.*.*.*")):
-        if path.is_dir() and path.name not in known:
-            found.append({"target": None, "text": f"{path.name} has results but is not in the plan: not shown."})
-    return found
-
-
-def _calib_warnings(entry: dict[str, Any]) -> list[str]:
-    name, who = plain(entry.get("set")), ", ".join(entry["recipes"])
-    samples, given = entry.get("samples"), entry.get("warnings")
-    texts = [f"Calibration set {name}: {plain(w)}" for w in given] if isinstance(given, list) else []
-    if isinstance(samples, int) and samples < FEW_SAMPLES:
-        texts.append(f"Calibration set {name} ({who}) has {samples} samples, fewer than {FEW_SAMPLES}.")
-    return texts
-
-
-def _cell_warnings(cell: dict[str, Any]) -> list[str]:
-    name, canary, lint = cell["recipe"], cell["canary"], cell["lint"]
-    texts = []
-    if canary["passed"] is False:
-        shown = "; ".join(f"{f['id']}: {f['reason']}" for f in canary["failures"][:3])
-        texts.append(f"{name} failed the coherence canary ({shown or 'no failure recorded'}).")
-    texts += [f"{name}, lint {f['severity']}: {f['subject']}: {f['message']}" for f in lint["findings"]]
-    for load in cell["speed"]["workloads"]:
-        bad = [str(p["concurrency"]) for p in load["points"] if not p["clean"]]
-        if bad:
-            texts.append(
-                f"{name}, {load['workload']}: request errors, or output lengths not confirmed, at "
-                f"concurrency {', '.join(bad)}; these timings are not used for the answer."
-            )
-        texts += [f"{name}, {load['workload']}: {mark}." for mark in load["marks"]]
-        texts += [f"{name}, {load['workload']}, load {p['load']}: {m}." for p in load["points"] for m in p["marks"]]
-    if cell["verdict"] == "refused" and cell["status"] in HAS_RESULTS:
-        texts.append(f"{name} has results although the plan refuses it: {cell['reason']}")
-    if cell["package"]["exists"] and cell["package"]["problem"]:
-        texts.append(f"{name}: the package is not complete: {cell['package']['problem']}.")
-    return texts
-
-
-def _mixed(group: dict[str, Any]) -> list[str]:
-    """Say when the cells of one target were measured from different commits or on different hosts."""
-    commits: list[tuple[str, Any]] = []
-    hosts: dict[str, list[tuple[str, Any]]] = {}
-    for cell in group["cells"]:
-        commits += [(cell["recipe"], value) for value in cell["server"]["git_commit"].values()]
-        facts = [h for h in cell["server"]["host"].values() if isinstance(h, dict)]
-        for key in dict.fromkeys(key for host in facts for key in host):
-            hosts.setdefault(key, []).extend((cell["recipe"], host.get(key)) for host in facts)
-    checks = [("git commits", commits), *((f"hosts ({key})", values) for key, values in hosts.items())]
-    texts = []
-    for what, values in checks:
-        seen: dict[str, list[str]] = {}
-        for recipe, value in values:
-            names = seen.setdefault(json.dumps(value, sort_keys=True).strip('"'), [])
-            if recipe not in names:
-                names.append(recipe)
-        if len(seen) > 1:
-            parts = "; ".join(f"{plain(value, 80)} for {', '.join(names)}" for value, names in seen.items())
-            texts.append(f"Results on {group['target']} come from {len(seen)} different {what}: {parts}.")
-    return texts
 
 
 def _method(groups: list[dict[str, Any]], models: dict[str, Any]) -> dict[str, Any]:

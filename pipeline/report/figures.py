@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pipeline.report.answer import point_at
+from pipeline.report.answer import marks_at, point_at
 from pipeline.report.placing import place_labels, spread
 from pipeline.report.text import number
 
@@ -71,11 +71,14 @@ def _marks(group: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, 
             "recipe": cell["recipe"],
             "is_baseline": cell["is_baseline"],
             "failed": cell["canary"]["passed"] is False,
+            "flagged": bool(marks_at(cell, group["reference"])),
+            "legs": point["leg_ratios"] if point else [],
         }
         size = cell["size"]["weight_bytes"]["value"]
         mark["bytes"] = size if size is not None and 0 < size < 1e16 else None
         if cell["is_baseline"]:
             one = {"value": 1.0, "ci95": None}
+            mark |= {"flagged": False, "legs": []}  # it stands at 1 by definition: no timing puts it there
             marks.append(mark | {"x": one, "y": {"value": 100.0, "ci95": None}})
         elif kept["value"] is None or ratio is None or ratio["value"] is None:
             speed_reason = ratio["not_measured"] if ratio else cell["speed"]["problem"] or "not timed at this load"
@@ -108,7 +111,7 @@ def _quality_speed(group: dict[str, Any], marks: list[dict[str, Any]], size: tup
     with _figure(size, salt) as (figure, axes, finish):
         _reference_lines(axes, group["noise_floor"])
         colour, largest = colours(group), max((m["bytes"] or 0 for m in marks), default=0)
-        for mark in marks:
+        for i, mark in enumerate(marks):
             x, y, tint = mark["x"]["value"], mark["y"]["value"], colour[mark["recipe"]]
             axes.errorbar(
                 x, y, xerr=_arms(mark["x"]), yerr=_arms(mark["y"]), fmt="none", ecolor=tint, elinewidth=1.4,
@@ -118,17 +121,8 @@ def _quality_speed(group: dict[str, Any], marks: list[dict[str, Any]], size: tup
             mark["radius_px"] = (area / 3.1416) ** 0.5 * figure.dpi / 72
             shape = "D" if mark["is_baseline"] else "X" if mark["failed"] else "o"
             shape = "v" if "off_scale" in mark else shape
-            axes.scatter(
-                [x],
-                [y],
-                s=area,
-                color=tint,
-                marker=shape,
-                alpha=0.9,
-                edgecolors="white",
-                linewidths=1.2,
-                zorder=4,
-            )
+            _legs(axes, [(leg, y) for leg in mark["legs"]], tint, str(i), (0, -5))
+            axes.scatter([x], [y], s=area, marker=shape, alpha=0.9, zorder=4, **_paint(tint, mark["flagged"], str(i)))
         _limits(axes, marks, group["noise_floor"])
         load = group["reference"]
         narrow = size == NARROW
@@ -139,6 +133,25 @@ def _quality_speed(group: dict[str, Any], marks: list[dict[str, Any]], size: tup
         axes.xaxis.set_major_formatter(lambda v, _: f"{v:g}×")
         place_labels(figure, axes, [_label(m, colour[m["recipe"]]) for m in marks], fontsize=9.5)
         return finish(_describe(group, marks))
+
+
+def _paint(tint: str, flagged: bool, key: str) -> dict[str, Any]:
+    """Return the colours of a mark; that of a flagged timing is hollow. `key` tells it from the others of a picture."""
+    if flagged:
+        return {"facecolors": "white", "edgecolors": tint, "linewidths": 1.8, "gid": f"flagged-{key}"}
+    return {"facecolors": tint, "edgecolors": "white", "linewidths": 1.2}
+
+
+def _legs(axes: Any, at: list[tuple[float, float]], tint: str, key: str, shift: tuple[float, float]) -> None:
+    """Draw single legs as small dots, `shift` points beside their mean and its interval; one leg is the mean itself."""
+    from matplotlib.transforms import offset_copy
+
+    if len(at) > 1 and all(abs(v) < 1e6 for xy in at for v in xy):
+        beside = offset_copy(axes.transData, axes.figure, *shift, units="points")
+        axes.scatter(
+            *zip(*at, strict=True), s=9, color=tint, alpha=0.7, linewidths=0, zorder=3.5, gid=f"leg-{key}",
+            transform=beside,
+        )  # fmt: skip
 
 
 def _label(mark: dict[str, Any], colour: str) -> dict[str, Any]:
@@ -192,12 +205,15 @@ def _speed_by_load(group: dict[str, Any], workload: str, salt: str) -> str | Non
     """Draw the ratio of output tok/s (y) by concurrency (x, one step each) for each recipe."""
     series = []
     for cell in group["cells"]:
-        points = [p for w in cell["speed"]["workloads"] if w["workload"] == workload for p in w["points"]]
-        rows = [(p["concurrency"], p["ratio"]["output_tok_s"]) for p in points]
+        loads = [w for w in cell["speed"]["workloads"] if w["workload"] == workload]
+        points = {p["concurrency"]: (p, bool(w["marks"] or p["marks"])) for w in loads for p in w["points"]}
+        rows = [(c, p["ratio"]["output_tok_s"]) for c, (p, _) in points.items()]
         rows = [(c, f) for c, f in rows if isinstance(c, int) and f["value"] is not None and _drawable(f)]
         if rows:
-            series.append((cell["recipe"], cell["speed"]["is_noise_floor"], sorted(rows, key=lambda r: r[0])))
-    levels = sorted({c for _, _, rows in series for c, _ in rows})
+            rows.sort(key=lambda r: r[0])
+            of_legs = {c: (p["leg_ratios"], flagged) for c, (p, flagged) in points.items()}
+            series.append((cell["recipe"], cell["speed"]["is_noise_floor"], rows, of_legs))
+    levels = sorted({c for _, _, rows, _ in series for c, _ in rows})
     if not series:
         return None
     at, colour = {c: i for i, c in enumerate(levels)}, colours(group)
@@ -205,24 +221,20 @@ def _speed_by_load(group: dict[str, Any], workload: str, salt: str) -> str | Non
         axes.axhline(1, color="#9AA1AB", linewidth=1, zorder=1)
         ends: list[tuple[float, float, str, str]] = []
         dodge = 0.05
-        for i, (recipe, is_noise, rows) in enumerate(series):
+        for i, (recipe, is_noise, rows, of_legs) in enumerate(series):
             shift = (i - (len(series) - 1) / 2) * dodge
             xs, ys = [at[c] + shift for c, _ in rows], [f["value"] for _, f in rows]
             if is_noise:
                 _noise_band(axes, [(at[c], f) for c, f in rows])
                 ends.append((at[rows[-1][0]] + 0.33, ys[-1], "A/A noise", "#5B626C"))
                 continue
-            for x, (_, fact) in zip(xs, rows, strict=True):
-                axes.errorbar(
-                    x,
-                    fact["value"],
-                    yerr=_arms(fact),
-                    fmt="none",
-                    ecolor=colour[recipe],
-                    elinewidth=1.3,
-                    capsize=2,
-                )
-            axes.plot(xs, ys, color=colour[recipe], linewidth=1.6, marker="o", markersize=5, markeredgecolor="white")
+            tint = colour[recipe]
+            axes.plot(xs, ys, color=tint, linewidth=1.6, zorder=3)
+            for x, (load, fact) in zip(xs, rows, strict=True):
+                legs, flagged = of_legs[load]
+                axes.errorbar(x, fact["value"], yerr=_arms(fact), fmt="none", ecolor=tint, elinewidth=1.3, capsize=2)
+                _legs(axes, [(x, leg) for leg in legs], tint, f"{i}-{load}", (-5, 0))
+                axes.scatter([x], [fact["value"]], s=30, zorder=4, **_paint(tint, flagged, f"{i}-{load}"))
             ends.append((xs[-1], ys[-1], recipe, colour[recipe]))
         axes.set_xticks(range(len(levels)), [str(c) for c in levels])
         axes.set_xlim(-0.35, len(levels) - 1 + 1.1)

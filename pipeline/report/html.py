@@ -13,6 +13,7 @@ def page(report: dict[str, Any]) -> str:
     import jinja2
     from markupsafe import Markup
 
+    from pipeline.choice.candidates import NOT_TIMED
     from pipeline.report.figures import colours, figures
 
     def fact(
@@ -46,10 +47,42 @@ def page(report: dict[str, Any]) -> str:
     environment.globals.update(
         fact=fact, show=text.show, missing=text.missing, number=text.number, colours=colours,
         reference_path=reference_path, marks_at=marks_at, named=named, words=words, minute=minute,
-        host_line=host_line, run_tasks=run_tasks, other_tasks=other_tasks,
+        host_line=host_line, run_tasks=run_tasks, other_tasks=other_tasks, NOT_TIMED=NOT_TIMED,
+        absent_cells=absent_cells, planned_rows=planned_rows,
     )  # fmt: skip
     drawn = [_safe(figures(group)) for group in report["targets"]]
     return environment.get_template("report.html.j2").render(report=report, drawn=drawn)
+
+
+def absent_cells(group: dict[str, Any], part: str) -> list[str]:
+    """Return a line for each reason why cells of a group have no quality or speed, with their recipes."""
+    found: dict[str, list[str]] = {}
+    for cell in group["cells"]:
+        if reason := cell[part]["problem"]:
+            refused = cell["status"].startswith("not served")
+            said = "not served, see At a glance" if refused else text.missing(reason)
+            found.setdefault(said, []).append(cell["recipe"])
+    return [f"{text.and_list(recipes)}: {said}." for said, recipes in found.items()]
+
+
+def planned_rows(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return planned cells as rows {target, model, runtime, says, recipes, status, first}: those alike share one.
+
+    `first`: the first row of its target, where the status that its cells share is told.
+    """
+    found: dict[tuple[str, ...], list[str]] = {}
+    status: dict[str, str] = {}
+    for cell in cells:
+        says = cell["verdict"] + (f": {cell['reason']}" if cell["reason"] else "")
+        found.setdefault((cell["target"], cell["model"], cell["runtime"], says), []).append(cell["recipe"])
+        status[cell["target"]] = status.get(cell["target"]) or (cell["status"] if cell["verdict"] != "refused" else "")
+    order = list(status)
+    rows: list[dict[str, Any]] = []
+    for key, recipes in sorted(found.items(), key=lambda item: order.index(item[0][0])):
+        target, model, runtime, says = key
+        rows.append({"target": target, "model": model, "runtime": runtime, "says": says, "recipes": recipes,
+                     "status": status[target], "first": all(row["target"] != target for row in rows)})  # fmt: skip
+    return rows
 
 
 def named(value: Any) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from pipeline.report.sources import Doc, is_number, plain, read_doc
 from pipeline.report.text import and_list
 
 GATE = "artifacts/gate.json"
+NOT_MEASURED = "required and not measured: "
 WORDS = {PASS: "good", FAIL: "bad", INCONCLUSIVE: "dim"}
 
 
@@ -18,7 +19,8 @@ def cell_verdict(root: Path, cell: str, evaluation: Doc) -> dict[str, Any]:
     """Return what artifacts/gate.json says of a cell, as text.
 
     Keys: verdict (None where not judged), state, style, ships, sees (the smallest damage that its most telling critical
-    check could have seen), why, notes, checks (rows of text), numbers (quality numbers beside the verdicts).
+    check could have seen), open (what is only not measured), why, notes, checks (rows of text), numbers (quality
+    numbers beside the verdicts).
     """
     gate = read_doc(root, GATE, "quantpress.gate/1")
     entry = gate.mapping("cells", cell)
@@ -26,13 +28,14 @@ def cell_verdict(root: Path, cell: str, evaluation: Doc) -> dict[str, Any]:
     if verdict not in WORDS:
         reason = gate.problem or f"{GATE} does not judge this cell"
         return {"verdict": None, "state": f"not judged ({reason})", "style": "none why", "ships": False, "sees": "",
-                "why": [], "notes": [], "checks": [], "numbers": _numbers(evaluation)}  # fmt: skip
+                "open": "", "why": [], "notes": [], "checks": [], "numbers": _numbers(evaluation)}  # fmt: skip
     return {
         "verdict": verdict,
         "state": verdict,
         "style": WORDS[verdict],
         "ships": entry.get("ship") is True,
         "sees": _sees(entry),
+        "open": _open(verdict, [plain(x) for x in entry.get("reasons", [])]),
         "why": [plain(x) for x in entry.get("reasons", [])],
         "notes": [plain(x) for x in entry.get("notes", [])],
         "checks": [_row(str(name), check) for name, check in entry.get("checks", {}).items()],
@@ -59,6 +62,13 @@ def _sees(entry: dict[str, Any]) -> str:
         if check.get("kind") == "tasks" and check["tier"] == "critical" and is_number(check.get("smallest_damage_seen"))
     ]
     return f"sees {max(rows)[0]:.1f} pp of {max(rows)[1]}" if rows else ""
+
+
+def _open(verdict: str, why: list[str]) -> str:
+    """Return what is missing of a cell that is INCONCLUSIVE for nothing else; empty where something is not settled."""
+    if verdict != INCONCLUSIVE or not why or not all(line.startswith(NOT_MEASURED) for line in why):
+        return ""
+    return f"passes all that was measured; not measured: {and_list([x.removeprefix(NOT_MEASURED) for x in why])}"
 
 
 def _numbers(evaluation: Doc) -> list[tuple[str, str]]:
@@ -139,10 +149,5 @@ def verdict_line(group: dict[str, Any]) -> list[dict[str, str]]:
             why = cell["gate"]["why"]
             told = "; ".join(why[:2]) + (f"; and {len(why) - 2} more" if len(why) > 2 else "")
             text += f" {cell['recipe']} decides the gate{': ' + told if told else ''}."
-    only = "required and not measured: "
-    for cell in judged:
-        why = cell["gate"]["why"]
-        if cell["gate"]["verdict"] == INCONCLUSIVE and why and all(line.startswith(only) for line in why):
-            text += f" {cell['recipe']} passes all that was measured; not measured: "
-            text += f"{and_list([line.removeprefix(only) for line in why])}."
+    text += "".join(f" {cell['recipe']} {cell['gate']['open']}." for cell in judged if cell["gate"]["open"])
     return [{"topic": "Verdict", "lead": "; ".join(parts), "text": text}]

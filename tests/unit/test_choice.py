@@ -246,6 +246,25 @@ def test_a_perplexity_ratio_that_nothing_gave_is_not_printed_as_one() -> None:
     assert "not judged (random weights)" in other
 
 
+def test_without_limits_the_best_of_all_workloads_counts_and_is_named() -> None:
+    """The first workload of the list must not win in silence."""
+    cell = candidate("fp8", [point(4, 50), replace(point(4, 150), workload="v"), replace(point(1, 9), workload="v")])
+    at = cell.at(OFFLINE.model_copy(update={"workloads": ["w", "v"]}))
+    assert (at.workload, at.point and at.point.tok_s) == ("v", 150)
+    assert at.why == "most output tokens/s of all loads of w and v"
+    assert cell.at(OFFLINE).workload == "w"
+    assert cell.at(CHAT.model_copy(update={"workloads": ["w", "v"]})).workload == "w"
+
+
+def test_without_a_winner_one_cell_leads_and_it_is_the_best() -> None:
+    random = {"quality_why": ["random weights: speed only"], "speed_only": True}
+    timed = (("bf16", 100), ("fp8", 150))
+    cells = [candidate(name, [point(4, tok_s)], "NOT MEASURED", **random) for name, tok_s in timed]
+    first, second = recommend(cells, "o", OFFLINE, "throughput")["would_change"]
+    assert first.startswith("fp8 on vllm leads with 150.0 output tokens/s; quality not measured")
+    assert second.startswith("bf16 on vllm has 100.0 output tokens/s; quality not measured")
+
+
 def test_an_order_within_noise_is_not_called_settled() -> None:
     found = recommend([candidate("int8", [point(4, 130, 1.30)]), candidate("fp8", [point(4, 128, 1.28)])],
                       "o", OFFLINE, "throughput")  # fmt: skip

@@ -141,7 +141,9 @@ def test_the_json_holds_the_numbers_of_the_results(pristine: tuple[Path, str]) -
 def test_refused_cells_show_the_reason_and_keep_their_size(pristine: tuple[Path, str]) -> None:
     root, html = pristine
     text = visible(html)
-    assert text.count(f"not served on cpu ({REASON})") >= 2 * 3  # glance, quality, speed of two recipes
+    assert text.count(f"not served on cpu ({REASON})") >= 2  # at a glance; below it they are only named
+    for part in ("<h3>Quality", "<h3>Speed"):
+        assert "fp8 and fp8-dynamic: not served, see At a glance" in visible(html.split(part)[1].split("<h3>")[0])
     assert "cannot be made (hidden size 576 is not a multiple of 128)" in text
     assert "163.4 MB" in text
     card = (root / f"artifacts/packages/{MODEL}.fp8.vllm.cpu/CARD.md").read_text(encoding="utf-8")
@@ -150,9 +152,12 @@ def test_refused_cells_show_the_reason_and_keep_their_size(pristine: tuple[Path,
 
 
 def test_other_targets_are_planned_and_not_measured(pristine: tuple[Path, str]) -> None:
-    text = visible(pristine[1])
+    html = pristine[1]
+    text = visible(html)
     assert "21 cells on h200, a10g, l40s" in text
-    assert text.count("not measured (this run did not include target h200)") == len(RECIPES)
+    assert text.count("not measured (this run did not include target h200)") == 1  # once for all cells that share it
+    row = visible(html.split("<h2>Other targets")[1].split("<td>h200")[1].split("</tr>")[0])
+    assert all(recipe in row for recipe in RECIPES)
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -220,23 +225,6 @@ def test_an_infinite_number_in_valid_json_is_not_printed(project: Path) -> None:
     path = result(project, "int8", "eval")
     path.write_text(path.read_text(encoding="utf-8").replace('"perplexity_ratio": 1.011', '"perplexity_ratio": 1e999'))
     assert "has '1e999' for fidelity.perplexity_ratio" in visible(render(project))
-
-
-def test_open_loads_and_marks_of_a_timing_are_shown(project: Path) -> None:
-    path = result(project, "int8", "bench")
-    bench = json.loads(path.read_text(encoding="utf-8"))
-    point = bench["workloads"]["chat-64-32"]["points"][1]
-    point |= {"concurrency": None, "rate": 2.5, "client_bound": True}
-    point["baseline"]["repeats"]["output_tok_s"] = [40.0, 60.0]
-    gpu = {"shared": True, "gpus": [{"throttled": ["software power cap"]}]}
-    bench["workloads"]["chat-64-32"]["legs"] = [{"side": "A", "gpu": gpu}, {"side": "B", "gpu": gpu}]
-    path.write_text(json.dumps(bench), encoding="utf-8")
-    text = visible(render(project))
-    assert "chat-64-32: the GPU was held back: software power cap." in text
-    assert "chat-64-32: other processes used the GPU." in text
-    assert "2.5/s, open loop" in text
-    assert "load 2.5/s, open loop: the client limited the load." in text
-    assert "the baseline's own legs lie 50.0% apart, more than the two sides do" in text
 
 
 def test_streaming_and_soak_stand_apart_from_ratios_over_the_baseline(project: Path) -> None:

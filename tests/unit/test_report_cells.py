@@ -11,9 +11,11 @@ from typing import Any
 import yaml
 from report_results import MODEL, build_results
 
-from pipeline.report.choice import objective_lines
+from pipeline.choice.candidates import NOT_TIMED
+from pipeline.report.choice import objective_lines, quality_line, same_outcome
 from pipeline.report.collect import collect
 from pipeline.report.figures import PALETTE, colours
+from pipeline.report.warned import mark_warnings
 
 
 def test_a_checkpoint_made_on_its_target_is_read_where_it_stands(tmp_path: Path) -> None:
@@ -68,3 +70,34 @@ def test_results_of_other_weights_name_the_command_that_finds_the_cell_on_any_ho
     command = re.findall(r"`(.*?)`", cells[cell]["speed"]["problem"])[0]
     assert shlex.split(command) == ["uv", "run", "dvc", "repro", "--glob", f"*@{cell}"]
     assert "'" in command
+
+
+def test_a_mark_that_many_timings_share_is_one_warning() -> None:
+    def cell(recipe: str, load: int) -> dict[str, Any]:
+        point = {"load": str(load), "marks": ["the client limited the load"]}
+        timed = {"workload": "w", "marks": ["held back"], "points": [point]}
+        return {"recipe": recipe, "speed": {"workloads": [timed]}}
+
+    assert mark_warnings([cell("bf16", 1), cell("fp8", 1), cell("int4", 4)]) == [
+        "Held back: bf16, fp8 and int4 under w.",
+        "The client limited the load: bf16 and fp8 under w at 1; int4 under w at 4.",
+    ]
+
+
+def test_objectives_with_one_outcome_are_one_entry() -> None:
+    def answer(slo: str, tok_s: float) -> dict[str, Any]:
+        row = {"recipe": "fp8", "output_tok_s": tok_s}
+        return {"slo": slo, "table": [row], "reasons": [], "would_change": ["fp8 leads"], "pareto": [], "winner": None}
+
+    merged = same_outcome([answer("agent", 1.0), answer("chat", 2.0), answer("code", 1.0)])
+    assert [[a["slo"] for a in answers] for answers in merged] == [["agent", "code"], ["chat"]]
+
+
+def test_the_first_line_of_a_target_says_what_is_open() -> None:
+    def row(recipe: str, quality: str, why: str) -> dict[str, Any]:
+        return {"recipe": recipe, "served": True, "is_baseline": False, "quality": quality, "objective_why": why}
+
+    untimed = {"slo": "chat", "table": [row("int8", "PASS", NOT_TIMED), row("fp8", "FAIL", NOT_TIMED)]}
+    assert quality_line([untimed]) == "passed by int8; failed by fp8; open: speed (nothing was timed here)"
+    timed = {"slo": "chat", "table": [row("int8", "INCONCLUSIVE", "missed at c4")]}
+    assert quality_line([timed]) == "not settled for int8"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +78,21 @@ def test_a_marked_timing_stands_unmarked_nowhere(tmp_path: Path) -> None:
     assert glance.count('class="ci mark wrap">the client limited the load') == 1
     box = html[: html.index("<h3>At a glance")]
     assert "int8 (the GPU was held back: software power cap; the client limited the load; latencies had not" in box
+
+
+def test_open_loads_and_marks_of_a_timing_are_shown(tmp_path: Path) -> None:
+    root = build_results(tmp_path)
+    path = root / f"artifacts/results/{MODEL}.int8.vllm.cpu/bench.json"
+    bench = json.loads(path.read_text(encoding="utf-8"))
+    point = bench["workloads"]["chat-64-32"]["points"][1]
+    point |= {"concurrency": None, "rate": 2.5, "client_bound": True}
+    point["baseline"]["repeats"]["output_tok_s"] = [40.0, 60.0]
+    gpu = {"shared": True, "gpus": [{"throttled": ["software power cap"]}]}
+    bench["workloads"]["chat-64-32"]["legs"] = [{"side": "A", "gpu": gpu}, {"side": "B", "gpu": gpu}]
+    path.write_text(json.dumps(bench), encoding="utf-8")
+    text = unescape(re.sub(r"<[^>]+>", "", page(collect(root))))
+    assert "The GPU was held back: software power cap: int8 under chat-64-32." in text
+    assert "Other processes used the GPU: int8 under chat-64-32." in text
+    assert "2.5/s, open loop" in text
+    assert "The client limited the load: int8 under chat-64-32 at 2.5/s, open loop." in text
+    assert "the baseline's own legs lie 50.0% apart, more than the two sides do" in text

@@ -13,6 +13,7 @@ from test_report import visible
 
 from pipeline.report import write_report
 from pipeline.report.collect import collect
+from pipeline.report.html import page
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,6 +64,22 @@ def test_many_loads_do_not_drown_the_page(project: Path) -> None:
     for table in sizes["planned"]:
         assert 1 <= len(table["loads"]) <= 2
         assert all(len(row["loads"]) == len(table["loads"]) for row in table["rows"] if row["sizes"])
+
+
+def test_what_is_predicted_and_what_was_measured_share_a_column(project: Path) -> None:
+    """Twelve columns of a target with six loads were twice as wide as the page."""
+    table = page(collect(project)).split("<h2>Memory and predicted speed")[1].split("</table>")[0]
+    loads = collect(project)["sizes"]["measured"][0]["loads"]
+    assert table.split("</thead>")[0].count("<th") - 1 == 4 + len(loads)
+    row = next(r for r in table.split("<tr>") if 'scope="row">int8<' in r)
+    assert row.count("predicted ") >= 1 and row.count("as made ") == 1 and row.count("logged ") == 1
+
+
+def test_reasons_of_serving_parameters_are_told_once(project: Path) -> None:
+    """A list of reasons in every row of every planned table was most of the page."""
+    html = page(collect(project)).split("<h2>Memory and predicted speed")[1].split("</section>")[0]
+    assert html.count("Serving parameters: ") <= html.count("<table>")
+    assert "python -m pipeline serving --cell CELL" in html
 
 
 def test_with_a_bandwidth_measured_over_predicted_is_shown(project: Path) -> None:

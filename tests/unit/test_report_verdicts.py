@@ -86,3 +86,15 @@ def test_text_of_the_gate_is_escaped(project: Path) -> None:
 def test_a_gate_of_an_unknown_schema_is_named(project: Path) -> None:
     put(project, gate_json("PASS") | {"schema": "quantpress.gate/9"})
     assert "its schema is &#39;quantpress.gate/9&#39;" in page(collect(project))
+
+
+def test_what_is_only_not_measured_is_told_apart_from_what_is_not_settled(project: Path) -> None:
+    """One word in one place and another elsewhere reads as a contradiction: the word comes with what is open."""
+    put(project, gate_json("INCONCLUSIVE", why="required and not measured: speed"))
+    (cell,) = [c for g in collect(project)["targets"] for c in g["cells"] if c["recipe"] == "int8"]
+    assert cell["gate"]["open"] == "passes all that was measured; not measured: speed"
+    glance = page(collect(project)).split("<h3>At a glance")[1].split("</table>")[0]
+    assert "passes all that was measured; not measured: speed" in glance
+    put(project, gate_json("INCONCLUSIVE"))
+    (cell,) = [c for g in collect(project)["targets"] for c in g["cells"] if c["recipe"] == "int8"]
+    assert cell["gate"]["open"] == ""
