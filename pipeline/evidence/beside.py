@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.evidence.repeat import BENCH
+from pipeline.evidence.repeat import BENCH, METRICS
 from pipeline.report.sources import Doc, is_number, read_doc
 
-RATIOS = ("output_tok_s", "ttft_ms", "tpot_ms", "e2e_ms")
 REFERENCE = "this is the baseline, and it was not timed against itself here"
 
 
@@ -41,7 +40,7 @@ def beside(root: Path, cell: str) -> tuple[Doc, str] | None:
 
 def _side(workload: str, load: dict[str, Any], rest: list[tuple[str, Doc]]) -> dict[str, Any]:
     """Return a workload with the baseline's side of every point as its candidate."""
-    none = {"not_measured": dict.fromkeys(RATIOS, REFERENCE)}
+    none = {"not_measured": dict.fromkeys(METRICS, REFERENCE)}
     keys = ("name", "concurrency", "rate", "requests", "warmup", "client_bound", "baseline")
     points = [
         {key: p.get(key) for key in keys}

@@ -60,12 +60,13 @@ def _tuned(doc: Doc, cell: str) -> dict[str, Any]:
     for name, variant in record["variants"].items():
         if name not in record["failed"]:
             variants.append(_variant(record, name, what_changes(variant), variant["changes_answers"]))
+    chance = margins(record)
     return shown | {
         "measured": offered.measured,
         "loads": [
             {
                 "name": p["name"],
-                "margin": margins(record)[p["name"]],
+                "margin": chance[p["name"]],
                 "client_bound": p["name"] in record["client_bound"],
             }
             for p in record["points"]

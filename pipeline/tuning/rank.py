@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from scipy.stats import t as student
 
-from pipeline.speed.points import side
+from pipeline.speed.points import LATENCIES, side
 from pipeline.speed.steady import Row
 from pipeline.speed.workloads import Point
 from pipeline.tuning.spec import OWN
@@ -18,7 +18,6 @@ SCHEMA = "quantpress.tune/1"
 LEAST_GAIN = 0.02
 # A load whose own legs lie so many times as far apart as the other loads' do has a noise of its own.
 LOUD = 1.5
-KEPT = ("ttft_ms", "tpot_ms", "e2e_ms")
 
 
 class Proposal(NamedTuple):
@@ -66,9 +65,9 @@ def point(load: Point, legs: Mapping[str, list[list[Row]]]) -> dict[str, Any]:
     sides = {}
     for name, values in found.items():
         entry = {"output_tok_s": values["output_tok_s"], "request_s": values["request_s"], "errors": values["errors"]}
-        entry |= {key: values[key] for key in KEPT} | {"steady": values["steady"]}
+        entry |= {key: values[key] for key in LATENCIES} | {"steady": values["steady"]}
         entry["ratio"] = {"output_tok_s": _over(values["output_tok_s"], own["output_tok_s"])}
-        entry["ratio"] |= {key: _over(values[key]["mean"], own[key]["mean"]) for key in KEPT}
+        entry["ratio"] |= {key: _over(values[key]["mean"], own[key]["mean"]) for key in LATENCIES}
         sides[name] = entry
     return {"name": load.name, "loop": load.loop, "concurrency": load.concurrency, "rate": load.rate,
             "requests": load.count, "noise": noise, "sides": sides}  # fmt: skip

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.speed.points import side
+from pipeline.speed.points import LATENCIES, side
 from pipeline.speed.steady import Row
 from pipeline.speed.workloads import Point
 
 SCHEMA = "quantpress.scaling/1"
-LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 
 
 def point(load: Point, gpus: int, alone: list[list[Row]], together: Mapping[str, list[Row]],
