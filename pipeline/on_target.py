@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -28,6 +28,9 @@ from pipeline.guard import Guarded
 from pipeline.on_target_files import is_there, keep, kept_facts
 from pipeline.on_target_order import (
     FILE,
+    in_time,
+    matching,
+    missing_first,
     needs,
     order,
     packages_of,
@@ -53,18 +56,21 @@ class Run:
     """One run on a target; `deadline` is a time.monotonic() value, None without a limit."""
 
     def __init__(
-        self, params: Params, target: str, minutes: float | None, jobs: int, out: Path | None, gpus: int = 1
-    ) -> None:
-        """Read the plan; `jobs` is how many untimed stages run at once on each of `gpus` GPUs.
+        self, params: Params, target: str, minutes: float | None, jobs: int, out: Path | None, gpus: int = 1,
+        only: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """Read the plan; `jobs` is how many untimed stages run at once on each of `gpus` GPUs, `only` names stages.
 
         Raises:
-            InputError: a target that has no such cells, or more GPUs than CUDA_VISIBLE_DEVICES lets be seen.
+            InputError: a target that has no such cells, or more GPUs than CUDA_VISIBLE_DEVICES lets be seen, or
+                nothing that `only` matches.
         """
         self.plan = yaml.safe_load(PLAN.read_text(encoding="utf-8"))
         self.params, self.target, self.jobs, self.out = params, target, jobs, out
         known = sorted({item["target"] for item in self.plan["on_target"]["benchmark"].values()})
         if target not in known:
             raise unknown("target with `measure: on-target`", target, known, "params.yaml (matrix)")
+        self.wanted = matching(order(params, self.plan, target), only)
         self.gpus = gpu_names(gpus)
         self.everywhere = params.targets[target].count > 1
         self.start = time.monotonic()
@@ -173,10 +179,14 @@ class Run:
 
     def _all(self) -> None:
         """Make and evaluate side by side, then time: nothing else runs while something is timed."""
-        wanted = order(self.params, self.plan, self.target)
+        wanted = self.wanted
         todo = pending(wanted, self.dvc)
         self.say(f"{len(wanted) - len(todo)} of {len(wanted)} measurements are there already, {len(todo)} to do")
-        todo = with_references(self.plan, wanted, todo)
+        todo = with_references(self.plan, missing_first(wanted), todo)
+        if self.deadline is not None:
+            reached = in_time(todo, self.guess_s, self.deadline - time.monotonic(), len(self.gpus))
+            self.skipped += [stage for stage in todo if stage not in reached]
+            todo = reached
         self.users = users(self.plan, todo)
         self._prepare(todo)
         todo = [stage for stage in todo if stage not in self.failed and stage not in self.skipped]

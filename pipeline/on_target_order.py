@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from pipeline.errors import unknown
 from pipeline.shapes import is_random
 from pipeline.side_by_side import Task
 from pipeline.specs import Params
@@ -19,6 +21,8 @@ FILE = "stages/vllm_cuda/dvc.yaml"
 # What of a row comes first; so many timings stand before its tuning runs.
 FIRST, TUNE, SCALING, OTHERS, QUALITY = range(5)
 FIRST_TIMINGS = 2
+# The share of its guess in which a timing may be done.
+SOONER = 0.6
 # Where the plan of a tuning run names the other packages that it serves (pipeline/plan_on_target.py).
 TRIED = ("other", "another", "third")
 
@@ -28,8 +32,8 @@ def order(params: Params, plan: dict[str, Any], target: str) -> list[str]:
 
     Row by row of the matrix, the speed of large shapes and the quality of real models; then the noise floors of the
     large baselines, and last the speed of models that are too small to fill a GPU. Of each row the first two
-    timings, then its tuning runs, then its other timings. How the target scales over its GPUs comes right after the
-    tuning runs of its first row.
+    timings, then its tuning runs in params.yaml's order, then its other timings. How the target scales over its GPUs
+    comes right after the tuning runs of its first row.
     """
     found: list[tuple[tuple[int, int, int], int, str]] = []
     lead: dict[int, int] = {}
@@ -48,7 +52,8 @@ def order(params: Params, plan: dict[str, Any], target: str) -> list[str]:
         timed[phase, item["row"]] = before + 1
         lead[item["row"]] = min(phase, lead.get(item["row"], phase))
         add(phase, item["row"], FIRST if before < FIRST_TIMINGS else OTHERS, f"benchmark@{name}")
-    for name, item in items("tune"):
+    entries = list(params.tuning)
+    for name, item in sorted(items("tune"), key=lambda pair: entries.index(pair[0])):
         add(lead.get(item["row"], 0), item["row"], TUNE, f"tune@{name}")
     phase, row = min(((phase, row) for row, phase in lead.items()), default=(0, 0))
     for name, _ in items("scaling"):
@@ -140,6 +145,39 @@ def with_references(plan: dict[str, Any], wanted: list[str], todo: list[str]) ->
         if stage.startswith("evaluate@") and not Path((item := item_of(plan, stage))["reference"]).exists()
     }
     return [stage for stage in wanted if stage in todo or stage in lost]
+
+
+def matching(stages: list[str], patterns: Sequence[str]) -> list[str]:
+    """Return the stages that one of `patterns` (shell wildcards) matches, in their order; all without patterns.
+
+    Raises:
+        InputError: a pattern that matches none.
+    """
+    for pattern in patterns:
+        if not fnmatch.filter(stages, pattern):
+            raise unknown("measurement", pattern, stages, "--only (stages of stages/vllm_cuda/dvc.yaml)")
+    return [s for s in stages if not patterns or any(fnmatch.fnmatchcase(s, pattern) for pattern in patterns)]
+
+
+def missing_first(stages: list[str]) -> list[str]:
+    """Return `stages` with those that left no result yet before those whose result is to be measured again."""
+    return sorted(stages, key=lambda stage: result(stage).exists())
+
+
+def in_time(stages: list[str], guess_s: Mapping[str, float], left_s: float, gpus: int) -> list[str]:
+    """Return `stages` without the timings that `left_s` seconds would not reach, were each done in SOONER of its guess.
+
+    What is never timed need not be made: checkpoints and packages cost minutes too.
+    """
+    found, before_s = [], 0.0
+    for stage in stages:
+        kind = stage.split("@")[0]
+        if kind != "evaluate":
+            if before_s >= left_s:
+                continue
+            before_s += SOONER * guess_s[kind] / gpus
+        found.append(stage)
+    return found
 
 
 def untimed(plan: dict[str, Any], todo: list[str], everywhere: bool) -> list[Task]:

@@ -53,7 +53,8 @@ def _on_target(args: argparse.Namespace) -> int:
     from pipeline.params import load_params
 
     need_minutes(args.minutes)
-    return Run(load_params(PARAMS), args.target, args.minutes, max(1, args.jobs), args.out, max(1, args.gpus))()
+    jobs, gpus = max(1, args.jobs), max(1, args.gpus)
+    return Run(load_params(PARAMS), args.target, args.minutes, jobs, args.out, gpus, args.only)()
 
 
 def register(add: Add) -> None:
@@ -70,6 +71,7 @@ def register(add: Add) -> None:
     run.add_argument("--minutes", type=float, help="start nothing that would not end within this time")
     run.add_argument("--jobs", type=int, default=4, help="untimed stages at a time on each GPU (default 4)")
     run.add_argument("--gpus", type=int, default=1, help="GPUs to use; each times one cell at a time (default 1)")
+    run.add_argument("--only", nargs="+", default=[], metavar="STAGE", help="these alone: 'tune@*' 'benchmark@llama*'")
     run.add_argument("--out", type=Path, help="pack the results there after every stage, to be brought home")
     compare = add("compare-checkpoints", _compare, "how far two checkpoints of one recipe agree, tensor by tensor")
     compare.add_argument("first", type=Path)

@@ -40,7 +40,7 @@ class Proposal(NamedTuple):
 def order(variants: Sequence[str]) -> list[str]:
     """Return the sides in the order of their legs: own options first and last, so that drift shows.
 
-    The last leg is on a server that was started anew: two starts of one server may differ by more than two legs of it.
+    The last leg is on another start of the same server: two starts may differ by more than two legs of one.
     """
     return [OWN, *variants, OWN]
 

@@ -27,6 +27,10 @@ from pipeline.tuning.spec import OWN, Tuning, Variant
 from stages.client import runs
 from stages.client.benchmark import prompt_pool
 
+AGAIN = "own again"
+# How long a variant may take to start, in starts of the cell as it is.
+LATE, LEAST_START_S = 2.5, 180.0
+
 
 def main() -> None:
     """Tune the cell named by --model --recipe --runtime --target."""
@@ -48,17 +52,13 @@ def main() -> None:
         print(f"{len(servers)} servers ready after {time.monotonic() - start:.0f} s; failed: {failed}", flush=True)
         points = in_reach(workload, servers)
         raw = runs.raw_folder(cell, "tune")
-        facts = {name: server.facts() | {"log": (raw / f"server.{name}.log").as_posix()}
+        facts = {name: server.facts() | {"log": (raw / log_name(name)).as_posix()}
                  for name, server in servers.items()}  # fmt: skip
         for number, name in enumerate(rank.order([v for v in tuning.variants if v in servers])):
             plan = Plan(workload, points, pool, cell.model, True, f"tune.{number}")
-            if name == OWN and number:
-                print("the cell as it is is started anew", flush=True)
-                servers[OWN].__exit__(None, None, None)
-                servers[OWN] = again = own_again(cell, params, tuning, scratch, stack)
-                facts["own again"] = again.facts() | {"log": (raw / "server.own-again.log").as_posix()}
+            server = servers[AGAIN if name == OWN and number else name]
             try:
-                leg = run_leg(plan, servers[name], scratch / f"{number}.{name}")
+                leg = run_leg(plan, server, scratch / f"{number}.{name}")
             except WorkError as error:
                 if name == OWN:
                     raise
@@ -74,15 +74,6 @@ def main() -> None:
     runs.keep(cell, "tune", scratch)
     said = "\n".join(proposal.text for proposal in rank.proposals(found))
     print(said or "nothing is shown to beat the cell's own options", flush=True)
-
-
-def own_again(cell: Cell, params: Params, tuning: Tuning, scratch: Path, stack: ExitStack) -> Server:
-    """Return the cell's server as it is, started once more and ready."""
-    threads = max(1, host.usable_cores() - 1)
-    server = Server(cell, params, scratch / "server.own-again.log", threads, change=change_of(tuning, None))
-    stack.enter_context(server)
-    server.wait_ready()
-    return server
 
 
 def outcome(
@@ -108,7 +99,10 @@ def outcome(
 def start_all(
     cell: Cell, params: Params, tuning: Tuning, scratch: Path, stack: ExitStack
 ) -> tuple[dict[str, Server], dict[str, str]]:
-    """Start the cell as it is and every variant at once; return those that are ready, and why the others are not.
+    """Start every side at once; return those that are ready, and why the others are not.
+
+    The cell as it is stands there twice: two starts of one server may differ by more than two legs of it. A variant
+    that takes far longer than they did is ended: what still compiles would be in all timings, and a lent host waits.
 
     Raises:
         WorkError, InputError: the cell as it is did not start.
@@ -116,26 +110,32 @@ def start_all(
     threads = max(1, host.usable_cores() - 1)
     started: dict[str, Server] = {}
     failed: dict[str, str] = {}
-    for name, variant in {OWN: None, **tuning.variants}.items():
+    for name, variant in {OWN: None, AGAIN: None, **tuning.variants}.items():
         of = cell if variant is None or variant.recipe is None else cell._replace(recipe=variant.recipe)
-        server = Server(of, params, scratch / f"server.{name}.log", threads, change=change_of(tuning, variant))
+        server = Server(of, params, scratch / log_name(name), threads, change=change_of(tuning, variant))
         try:
             started[name] = stack.enter_context(server)
         except (InputError, WorkError) as error:  # a variant's package that is not there must not lose the others
-            if name == OWN:
+            if variant is None:
                 raise
             failed[name] = str(error)
-    ready = {}
-    for name, server in started.items():
+    limit_s = 0.0
+    for name, server in list(started.items()):
         try:
-            server.wait_ready()
+            server.wait_ready(*([limit_s] if limit_s and name not in (OWN, AGAIN) else []))
         except WorkError as error:
-            if name == OWN:
+            if name in (OWN, AGAIN):
                 raise
             failed[name] = str(error)
+            started.pop(name).__exit__(None, None, None)
             continue
-        ready[name] = server
-    return ready, failed
+        limit_s = max(limit_s, LEAST_START_S, LATE * (server.startup_s or 0))
+    return started, failed
+
+
+def log_name(side: str) -> str:
+    """Return the name of a side's log."""
+    return f"server.{side.replace(' ', '-')}.log"
 
 
 def change_of(tuning: Tuning, variant: Variant | None) -> Change:

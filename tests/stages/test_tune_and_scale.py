@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -76,9 +77,11 @@ def test_variants_are_timed_beside_the_cell_and_one_that_fails_says_why(packaged
     raw = packaged.path / f"artifacts/raw/{CELL}/tune"
     assert "max-model-len: 512" in (raw / "server.short-steps.serve.yaml").read_text()
     assert "'max_num_seqs': 4" in (raw / "server.own.log").read_text()
-    # The last leg is on a server that was started anew.
+    # The last leg is on another start of the same server, up from the beginning.
     assert "'max_num_seqs': 4" in (raw / "server.own-again.log").read_text()
     assert {"own", "own again"} <= found["server"].keys()
+    ports = {re.search(r"--port (\d+)", found["server"][side]["command"]).group(1) for side in ("own", "own again")}
+    assert len(ports) == 2
     assert "max-num-seqs: 16" in (packaged.path / f"artifacts/packages/{CELL}/deploy/serve.yaml").read_text()
 
 

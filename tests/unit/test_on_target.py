@@ -90,10 +90,11 @@ def test_no_stage_of_a_plain_repro_reads_a_folder_that_a_stage_there_writes() ->
 def test_the_most_telling_comes_first(params: Params, made: dict[str, Any]) -> None:
     found = order(params, made, "h200")
     large = [c for c in made["on_target"]["benchmark"] if c.startswith("llama") and c.endswith(".h200") and c != BF16]
-    tunes = [f"tune@{name}" for name in made["on_target"]["tune"]]
+    tunes = [f"tune@{name}" for name in params.tuning]
+    assert sorted(params.tuning) == sorted(made["on_target"]["tune"])
     first, others = ([f"benchmark@{name}" for name in part] for part in (large[:2], large[2:]))
-    assert first[0] == f"benchmark@{FP8}" and len(tunes) == 2 and others
-    assert found[: len(large) + 2] == [*first, *tunes, *others]
+    assert first[0] == f"benchmark@{FP8}" and len(tunes) > 1 and others
+    assert found[: len(large) + len(tunes)] == [*first, *tunes, *others]
     first_quality = next(s for s in found if s.startswith("evaluate@"))
     assert first_quality == "evaluate@smollm2-135m.bf16.vllm.h200"
     assert found.index(f"benchmark@{BF16}") > max(i for i, s in enumerate(found) if s.startswith("evaluate@"))
@@ -112,7 +113,9 @@ def test_scaling_comes_after_its_targets_first_row(params: Params, made: dict[st
     there = made["on_target"]
     both = {"on_target": there | {"scaling": {BF16: there["benchmark"][BF16]}}}
     found = order(params, both, "h200")
-    assert [stage.split("@")[0] for stage in found[:6]] == ["benchmark"] * 2 + ["tune"] * 2 + ["scaling", "benchmark"]
+    kinds = [stage.split("@")[0] for stage in found]
+    assert kinds[:2] == ["benchmark"] * 2 and kinds[2:].index("scaling") == len(params.tuning)
+    assert kinds[2 : kinds.index("scaling")] == ["tune"] * len(params.tuning)
 
 
 def test_what_a_stage_needs_is_made_before_it_and_its_baseline_too(made: dict[str, Any]) -> None:
@@ -202,7 +205,8 @@ def test_a_tuning_run_needs_the_packages_that_its_variants_name(made: dict[str, 
     def packages(stage: str) -> set[str]:
         return {chain.split(":package@")[1].split(".")[1] for chain in needs(made, [stage])["chains"]}
 
-    assert packages(f"tune@{FP8}") == {"fp8-dynamic", "fp8", "fp8-block"}
+    assert packages(f"tune@{FP8}") == {"fp8-dynamic", "fp8"}
+    assert packages(f"tune@{BF16}") == {"bf16", "fp8-dynamic", "int8-rtn", "fp8-block"}
     assert packages("tune@llama-8b-random.int4-g128.vllm.h200") == {"int4-g128", "w4a8-g128"}
     assert packages("scaling@llama-8b-random.bf16.vllm.h200-x2") == {"bf16"}
     assert f"{FILE}:calibrate@docs.llama-8b-random" in needs(made, [f"tune@{FP8}"])["calibrate"]

@@ -188,13 +188,14 @@ def test_a_chain_that_fails_fails_what_needs_it_and_no_more(start: Start) -> Non
     assert "benchmark@llama-8b-random.fp8-dynamic.vllm.h200" in run.done
 
 
-def test_without_the_baselines_answers_nothing_is_compared(start: Start) -> None:
+def test_without_the_baselines_answers_nothing_is_compared(start: Start, params: Params) -> None:
     fake = Fake(fails=(f"evaluate@{BASELINE}",))
     run = start(fake)
     assert run() == 1
     assert [s.name for s in fake.of("evaluate@")] == [f"evaluate@{BASELINE}"]
     assert "not run, because evaluate@smollm2-135m.bf16" in run.failed["evaluate@smollm2-135m.fp8.vllm.h200"]
-    assert len([s for s in run.done if s.startswith(TIMED)]) == len(fake.of(*TIMED)) == 18
+    there = [s for s in on_target_order.order(params, run.plan, "h200") if s.startswith(TIMED)]
+    assert sorted(s for s in run.done if s.startswith(TIMED)) == sorted(there)
 
 
 def test_a_fetch_that_fails_leaves_the_other_models(start: Start) -> None:
@@ -235,13 +236,64 @@ def test_results_are_packed_after_every_stage_and_a_failure_there_stops_nothing(
     assert "could not pack the results, will try after the next stage: gone meanwhile" in capsys.readouterr().out
 
 
-def test_what_there_is_no_time_for_is_listed_and_not_made(start: Start) -> None:
+def test_what_there_is_no_time_for_is_listed_and_not_made(start: Start, params: Params) -> None:
     fake = Fake()
     run = start(fake, minutes=200 / 60)  # an evaluation (150 s) fits, no timing does
     assert run() == 1
     assert not fake.of(*TIMED) and len(fake.of("evaluate@")) == 9
     assert not [s for s in fake.names() if "llama" in s]
-    assert len(run.skipped) == len(set(run.skipped)) == 18
+    left = [s for s in on_target_order.order(params, run.plan, "h200") if not s.startswith("evaluate@")]
+    assert sorted(run.skipped) == sorted(left)
+
+
+def test_what_no_time_would_reach_is_not_made_though_its_guess_alone_would_fit(start: Start, params: Params) -> None:
+    fake = Fake()
+    run = start(fake, minutes=12, gpus=1)  # 720 s: timings of 300 s, each done in no less than 180 s
+    run.guess_s |= {"tune": 300.0}
+    assert run() == 1
+    wanted = [s for s in on_target_order.order(params, run.plan, "h200") if not s.startswith("evaluate@")]
+    assert [s.name for s in fake.of(*TIMED)] == wanted[:4]
+    served = {p for s in wanted[:4] for p in on_target_order.packages_of(run.plan, s)}
+    assert {s.name.removeprefix("package@") for s in fake.of("package@llama")} == {p for p in served if "llama" in p}
+    assert run.skipped == wanted[4:]
+
+
+@given(
+    st.lists(st.sampled_from(["evaluate@a", "benchmark@b", "tune@c"]), max_size=12),
+    st.floats(0, 4000),
+    st.integers(1, 8),
+)
+def test_reached_timings_are_the_first_ones_and_more_gpus_reach_more(stages: list[str], left: float, gpus: int) -> None:
+    guess = on_target.FIRST_GUESS_S
+    reached = on_target_order.in_time(stages, guess, left, gpus)
+    assert [s for s in reached if s[0] == "e"] == [s for s in stages if s[0] == "e"]
+    timed, all_timed = ([s for s in some if s[0] != "e"] for some in (reached, stages))
+    assert timed == all_timed[: len(timed)]
+    assert len(reached) <= len(on_target_order.in_time(stages, guess, left, gpus + 1))
+    if left > 0 and all_timed:
+        assert timed
+
+
+def test_what_was_never_measured_comes_before_what_is_to_be_measured_again(start: Start, params: Params) -> None:
+    fake = Fake()
+    run = start(fake, gpus=1)
+    first, second, *_ = on_target_order.order(params, run.plan, "h200")
+    on_target_order.result(first).parent.mkdir(parents=True)
+    on_target_order.result(first).write_text("{}", "utf-8")
+    assert run() == 0
+    timed = [seen.name for seen in fake.of(*TIMED)]
+    assert timed[0] == second and timed[-1] == first
+
+
+def test_only_what_is_named_is_measured_and_made(start: Start) -> None:
+    fake = Fake()
+    run = start(fake, only=["tune@*fp8-dynamic*", "benchmark@*int8-rtn*"])
+    assert run() == 0
+    tune = "tune@llama-8b-random.fp8-dynamic.vllm.h200"
+    assert sorted(run.done) == ["benchmark@llama-8b-random.int8-rtn.vllm.h200", tune]
+    assert not [s for s in fake.names() if s.startswith("package@smollm2")]
+    with pytest.raises(InputError, match="'tune@nothing'.*--only"):
+        start(Fake(), only=["tune@nothing"])
 
 
 def test_time_that_runs_out_on_the_way_is_seen_before_each_stage(start: Start, params: Params) -> None:
