@@ -41,7 +41,7 @@ def beside(root: Path, cell: str) -> tuple[Doc, str] | None:
 def _side(workload: str, load: dict[str, Any], rest: list[tuple[str, Doc]]) -> dict[str, Any]:
     """Return a workload with the baseline's side of every point as its candidate."""
     none = {"not_measured": dict.fromkeys(METRICS, REFERENCE)}
-    keys = ("name", "concurrency", "rate", "requests", "warmup", "client_bound", "baseline")
+    keys = ("name", "concurrency", "rate", "requests", "warmup", "client_bound", "front_end_bound", "baseline")
     points = [
         {key: p.get(key) for key in keys}
         | {"candidate": p.get("baseline"), "ratio": none, "elsewhere": _elsewhere(workload, p, rest)}

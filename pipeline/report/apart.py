@@ -46,10 +46,12 @@ def _soak(name: str, point: Doc) -> dict[str, Any]:
 
 
 def load_marks(point: Doc) -> list[str]:
-    """Return what a reader must know before using a load point: drift, a client at its limit, warm-up."""
+    """Return what a reader must know before using a load point: drift, a client or front end at its limit, warm-up."""
     marks = leg_marks(point)
     if point.raw("client_bound") is True:
         marks.append("the client limited the load")
+    if point.raw("front_end_bound") is True:
+        marks.append("the server's front end limited the load")
     legs = point.items("candidate", "steady", "legs") + point.items("baseline", "steady", "legs")
     if any(isinstance(leg, dict) and leg.get("settled") is False for leg in legs):
         marks.append("latencies had not settled: the first quarter of a leg differs from the rest")

@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.report.sources import Doc, plain, read_doc
 from pipeline.shapes import SPEED_ONLY, is_random
+from pipeline.speed.definitions import BUSY_PCT
 from pipeline.tuning import scaling
 from pipeline.tuning.propose import NOTHING, command, read_tune, said, tuned, what_changes
 from pipeline.tuning.rank import judge, margins
@@ -91,6 +92,7 @@ def _variant(record: dict[str, Any], name: str, what: str, changes_answers: bool
     server = record["server"].get(name, {})
     loads: list[dict[str, Any] | None] = []
     chance = margins(record)
+    busy = record.get("front_end_pct", {}).get(name, {})
     for point in record["points"]:
         side = point["sides"].get(name)
         if side is None:
@@ -100,7 +102,9 @@ def _variant(record: dict[str, Any], name: str, what: str, changes_answers: bool
         verdict = "own" if name == OWN else judge(ratio["output_tok_s"], chance[point["name"]], side["errors"])
         loads.append({
             "output_tok_s": side["output_tok_s"], "ratio": ratio["output_tok_s"], "tpot_ratio": ratio["tpot_ms"],
-            "errors": side["errors"], "verdict": verdict, "mark": MARKS.get(verdict),
+            "ttft_ratio": ratio["ttft_ms"], "errors": side["errors"], "verdict": verdict, "mark": MARKS.get(verdict),
+            "apart_pct": None if point["noise"] is None else 100 * point["noise"],
+            "front_end_pct": busy.get(point["name"]), "front_end_full": (busy.get(point["name"]) or 0) >= BUSY_PCT,
         })  # fmt: skip
     return {
         "variant": name, "what": what, "changes_answers": changes_answers,

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+# The client limits the load when one of its processes, each a single event loop, is this busy; and a server's front end
+# does, the event loop that reads requests and writes every token of every answer.
+BUSY_PCT = 90.0
 # The smallest n for which a 95% one-sided upper confidence bound of the percentile exists: p**n <= 0.05.
 SAMPLES_NEEDED = {"p50": 1, "p90": 29, "p95": 59, "p99": 299}
 

@@ -50,6 +50,8 @@ class Timed:
             entry = self._point(name, workload, point, by_side)
             entry["client"] = [leg.beside["client"].get(point.name) for _, leg in legs]
             entry["client_bound"] = any((c or {}).get("bound") for c in entry["client"])
+            entry["front_end"] = [leg.beside["front_end"].get(point.name) for _, leg in legs]
+            entry["front_end_bound"] = any((f or {}).get("bound") for f in entry["front_end"])
             if "soak" in entry:
                 entry["soak"]["server_memory"] = [leg.beside.get("server_rss_mib") for _, leg in legs]
                 entry["soak"]["gpu_memory_growth_pct"] = [

@@ -1,4 +1,4 @@
-"""What goes on beside a leg: the client's CPU, scheduling lag, the server's memory, the GPU, the server's metrics.
+"""What goes on beside a leg: the client's CPU, scheduling lag, the server's front end and memory, the GPU, metrics.
 
 A thread of the stage program samples twice a second with psutil. It costs about 3 ms a sample, which is why it is not
 more often: on a small host it shares the client's core.
@@ -13,18 +13,17 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import psutil
 
 from pipeline.speed import gpu
-from pipeline.speed.definitions import SAMPLES_NEEDED
+from pipeline.speed.definitions import BUSY_PCT, SAMPLES_NEEDED
 
 EVERY_S = 0.5
 GPU_EVERY_S = 2.0
 LAG_SLEEP_S = 0.02
-# The client limits the load when one of its processes, each a single event loop, is this busy.
-BUSY_PCT = 90.0
 AIPERF_LAG = re.compile(r"Event loop for (\w+?)(?:_[0-9a-f]{8})? is taking too long to run\. Overhead: ([\d.,]+)ms")
 
 
@@ -38,6 +37,8 @@ class Watch:
         self.pages: dict[str, str] = {}
         self.cpu: list[tuple[float, dict[int, float]]] = []
         self.server_rss: list[tuple[float, int]] = []
+        self.front_end: psutil.Process | None = None
+        self.front_end_cpu: list[tuple[float, float]] = []
         self.lag_ms: list[tuple[float, float]] = []
         self.gpu_samples: list[list[dict[str, Any]]] = []
         self.gpu_processes: list[dict[str, str]] = []
@@ -47,6 +48,8 @@ class Watch:
 
     def __enter__(self) -> Watch:
         self._scrape("before")
+        if self.server_pid is not None:
+            self.front_end = listener(self.server_pid, urlsplit(self.metrics_url).port)
         for thread in self._threads:
             thread.start()
         return self
@@ -75,6 +78,8 @@ class Watch:
         while not self._stop.wait(EVERY_S):
             now = time.time()
             self.cpu.append((now, {p.pid: sum(t[:2]) for p, t in _times(self.client_pid)}))
+            if self.front_end is not None and (used := _cpu_s(self.front_end)) is not None:
+                self.front_end_cpu.append((now, used))
             if self.server_pid is not None:
                 self.server_rss.append((now, sum(_rss(p) for p in tree(self.server_pid))))
             if self.has_gpu and now >= next_gpu:
@@ -92,12 +97,14 @@ class Watch:
         """
         own = {str(p.pid) for pid in (self.client_pid, self.server_pid) if pid for p in tree(pid)} | self.own_pids
         held = [float(ms.replace(",", "")) for name, ms in AIPERF_LAG.findall(log) if name.startswith("worker")]
-        client = {}
+        client, front_end = {}, {}
         for name, (start, end) in spans.items():
             cpu = [(t, use) for t, use in self.cpu if start <= t <= end]
             client[name] = client_load(cpu, [ms for t, ms in self.lag_ms if start <= t <= end])
+            front_end[name] = front_end_load([(t, used) for t, used in self.front_end_cpu if start <= t <= end])
         return {
             "client": client,
+            "front_end": front_end,
             "client_loop_held_ms": {"n": len(held), "max": max(held, default=0.0)},
             "server_rss_mib": span([rss / 2**20 for _, rss in self.server_rss]),
             "prefix_cache": prefix_cache(self.pages.get("before"), self.pages.get("after")),
@@ -122,6 +129,25 @@ def _times(pid: int) -> list[tuple[psutil.Process, Any]]:
         except psutil.Error:
             continue
     return found
+
+
+def listener(pid: int, port: int | None) -> psutil.Process | None:
+    """Return the process of a server's tree that listens on its port, None where none is seen to."""
+    for process in tree(pid):
+        try:
+            found = process.net_connections(kind="inet")
+        except (psutil.Error, OSError):
+            continue
+        if any(c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port for c in found):
+            return process
+    return None
+
+
+def _cpu_s(process: psutil.Process) -> float | None:
+    try:
+        return float(sum(process.cpu_times()[:2]))
+    except psutil.Error:
+        return None
 
 
 def _rss(process: psutil.Process) -> int:
@@ -158,6 +184,25 @@ def client_load(cpu: list[tuple[float, dict[int, float]]], lag_ms: list[float]) 
     return result | {
         "cores_mean": round(sum(use.values()), 2), "busiest_pct": round(busiest, 1), "bound": bound, "why": why,
     }  # fmt: skip
+
+
+def front_end_load(cpu: list[tuple[float, float]]) -> dict[str, Any]:
+    """Return how busy the server's front end was at one load point, and whether it limited the load.
+
+    It is one event loop whatever the precision is: where it is the limit, no checkpoint is faster than another.
+
+    Args:
+        cpu: samples of (seconds, CPU seconds used so far by the process that listens on the server's port).
+
+    Returns:
+        busy_pct (of one core), bound (None where nothing says so), why.
+    """
+    if len(cpu) < 2 or cpu[-1][0] <= cpu[0][0]:
+        return {"busy_pct": None, "bound": None, "why": "not measured (no front end was seen, or not for long enough)"}
+    busy = 100 * (cpu[-1][1] - cpu[0][1]) / (cpu[-1][0] - cpu[0][0])
+    bound = busy >= BUSY_PCT
+    why = f"the process that answers requests used {busy:.0f}% of a core" if bound else None
+    return {"busy_pct": round(busy, 1), "bound": bound, "why": why}
 
 
 def span(values: list[float]) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.report.sources import Doc, plain, read_doc
+from pipeline.speed.definitions import BUSY_PCT
 from pipeline.tuning.rank import SCHEMA, Proposal, judge, margins, proposals
 from pipeline.tuning.spec import OWN
 
@@ -137,6 +138,12 @@ def _offer(record: Mapping[str, Any], name: str, won: list[Proposal]) -> Offer:
     bound = [load for load in record["client_bound"] if load in at]
     if bound:
         notes.append(f"the client limited the load at {', '.join(bound)}, so the gain may be larger")
+    busy = record.get("front_end_pct", {}).get(OWN, {})
+    full = [load for load in sorted(at) if (busy.get(load) or 0) >= BUSY_PCT]
+    if full:
+        notes.append(
+            f"the server's front end limited the cell's own options at {', '.join(full)}, whatever the precision"
+        )
     return Offer(
         name, what_changes(variant), [p.text for p in won], elsewhere, lines, notes, bool(variant["changes_answers"])
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
+from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from scipy.stats import t as student
@@ -16,6 +18,9 @@ from pipeline.tuning.spec import OWN
 SCHEMA = "quantpress.tune/1"
 # A gain below this is not worth a change of options, however quiet the host was.
 LEAST_GAIN = 0.02
+# Own legs of a run, on two starts of the server by turns; from ENOUGH on a load's own spread says something.
+OWN_LEGS = 4
+ENOUGH = 3
 # A load whose own legs lie so many times as far apart as the other loads' do has a noise of its own.
 LOUD = 1.5
 
@@ -38,11 +43,17 @@ class Proposal(NamedTuple):
 
 
 def order(variants: Sequence[str]) -> list[str]:
-    """Return the sides in the order of their legs: own options first and last, so that drift shows.
+    """Return the sides in the order of their legs: own options first, last, and evenly between the variants.
 
-    The last leg is on another start of the same server: two starts may differ by more than two legs of one.
+    Own legs are by turns on two starts of the same server (`OWN_LEGS` in all): two starts may differ by more than two
+    legs of one, and legs far apart in time show drift.
     """
-    return [OWN, *variants, OWN]
+    gaps = OWN_LEGS - 1
+    cuts = [round(number * len(variants) / gaps) for number in range(gaps + 1)]
+    found = [OWN]
+    for start, end in itertools.pairwise(cuts):
+        found += [*variants[start:end], OWN]
+    return found
 
 
 def point(load: Point, legs: Mapping[str, list[list[Row]]]) -> dict[str, Any]:
@@ -53,9 +64,9 @@ def point(load: Point, legs: Mapping[str, list[list[Row]]]) -> dict[str, Any]:
         legs: for each side the requests of each of its legs, own options with two or more.
 
     Returns:
-        name, loop, concurrency or rate, `noise` (how far the throughput of the own legs lies apart, as a share of
-        their mean), and per side output_tok_s, latencies and `ratio` (over own: tokens/s; for TTFT and TPOT the
-        candidate's mean over own's, so less is better).
+        name, loop, concurrency or rate, `own_tok_s` (throughput of each own leg), `noise` (how far they lie apart, as
+        a share of their mean), and per side output_tok_s, latencies and `ratio` (over own: tokens/s; for TTFT and TPOT
+        the candidate's mean over own's, so less is better).
     """
     found = {name: side(rows, load.concurrency) for name, rows in legs.items()}
     own = found[OWN]
@@ -70,33 +81,51 @@ def point(load: Point, legs: Mapping[str, list[list[Row]]]) -> dict[str, Any]:
         entry["ratio"] |= {key: _over(values[key]["mean"], own[key]["mean"]) for key in LATENCIES}
         sides[name] = entry
     return {"name": load.name, "loop": load.loop, "concurrency": load.concurrency, "rate": load.rate,
-            "requests": load.count, "noise": noise, "sides": sides}  # fmt: skip
+            "requests": load.count, "own_tok_s": rates, "noise": noise, "sides": sides}  # fmt: skip
 
 
 def margins(record: Mapping[str, Any]) -> dict[str, float | None]:
     """Return for each load by how much chance alone may set a variant apart from the own options, as a share.
 
-    The own options' two legs are all that repeats in a run (each on a server of its own), so their spread is taken over
-    all its loads together: one degree of freedom a load, Student's t. A load whose own legs lie over LOUD times as far
-    apart as the others' do is left out of those and has its own spread, with the one degree that it has. A variant has
-    one leg against two: sqrt(1 + 1/2). At 95% for all variants of a load together (Bonferroni); simulated with equal
-    variants 1 to 2% of loads have a false gain, and 10% of one that is six times as noisy as the others and does not
-    show it. None where the own legs had failed requests, or are not two.
+    The own options' legs are all that repeats in a run, so their spread is taken: Student's t for one leg of a variant
+    against the mean of n own legs, sqrt(1 + 1/n), at 95% for all variants of a load together (Bonferroni). With
+    three own legs or more a load has its own spread, and equal variants have a false gain at 2.5% of loads. None where
+    the own legs had failed requests, or are fewer than two.
+
+    A run of two own legs (as they were before, or one that was cut off) has one degree of freedom a load, so all its
+    loads are taken together; one whose own legs lie over LOUD times as far apart as the others' do has its own
+    spread. Simulated: 1 to 2% of loads have a false gain, and 10% of one that is six times as noisy as the others and
+    does not show it; one loud load hides gains at all others.
     """
-    known = {load["name"]: load["noise"] / math.sqrt(2) for load in record["points"]
-             if load["noise"] is not None and not load["sides"][OWN]["errors"]}  # fmt: skip
+    legs = {load["name"]: own for load in record["points"] if len(own := _own(load)) > 1}
+    sds = {name: stdev(own) / mean(own) for name, own in legs.items()}
     found: dict[str, float | None] = {}
     for load in record["points"]:
         name = load["name"]
-        if name not in known:
+        if name not in legs:
             found[name] = None
             continue
-        quiet = [sd for other, sd in known.items() if other != name]
-        loud = bool(quiet) and known[name] > LOUD * _pooled(quiet)
-        degrees = [known[name]] if loud else list(known.values())
+        n, degrees = len(legs[name]), [sds[name]]
+        if n < ENOUGH:
+            quiet = [sd for other, sd in sds.items() if other != name]
+            loud = bool(quiet) and sds[name] > LOUD * _pooled(quiet)
+            degrees = degrees if loud else list(sds.values())
         tests = max(1, len(load["sides"]) - 1)
-        found[name] = float(student.ppf(1 - 0.025 / tests, len(degrees))) * _pooled(degrees) * math.sqrt(1.5)
+        t = float(student.ppf(1 - 0.025 / tests, len(degrees) * (n - 1)))
+        found[name] = t * _pooled(degrees) * math.sqrt(1 + 1 / n)
     return found
+
+
+def _own(load: Mapping[str, Any]) -> list[float]:
+    """Return the own legs' throughputs, tokens/s, none where requests of theirs failed.
+
+    Results of before 2026-12 have only how far two legs lie apart, as a share of their mean.
+    """
+    if load["sides"][OWN]["errors"]:
+        return []
+    if load.get("own_tok_s"):
+        return [rate for rate in load["own_tok_s"] if rate]
+    return [] if load["noise"] is None else [1 - load["noise"] / 2, 1 + load["noise"] / 2]
 
 
 def _pooled(sds: Sequence[float]) -> float:

@@ -32,6 +32,7 @@ class _Point(_Part):
     name: str
     concurrency: int | None
     noise: Number | None
+    own_tok_s: list[Number | None] | None = None
     sides: dict[str, _Side]
 
 
@@ -68,6 +69,7 @@ class _Tune(_Record):
     variants: dict[str, _Variant]
     points: Annotated[list[_Point], Field(min_length=1)]
     client_bound: list[str]
+    front_end_pct: dict[str, dict[str, Number | None]] = {}
     failed: dict[str, str]
 
     @model_validator(mode="after")

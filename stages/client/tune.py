@@ -4,6 +4,7 @@ run on one GPU: `python -m pipeline run client tune --model M --recipe R --runti
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from contextlib import ExitStack
@@ -47,6 +48,7 @@ def main() -> None:
     scratch = runs.begin(cell, "tune")
     start = time.monotonic()
     legs: dict[str, list[Leg]] = {}
+    order: list[str] = []
     with ExitStack() as stack:
         servers, failed = start_all(cell, params, tuning, scratch, stack)
         print(f"{len(servers)} servers ready after {time.monotonic() - start:.0f} s; failed: {failed}", flush=True)
@@ -54,9 +56,10 @@ def main() -> None:
         raw = runs.raw_folder(cell, "tune")
         facts = {name: server.facts() | {"log": (raw / log_name(name)).as_posix()}
                  for name, server in servers.items()}  # fmt: skip
+        by_turns = itertools.cycle((OWN, AGAIN))
         for number, name in enumerate(rank.order([v for v in tuning.variants if v in servers])):
             plan = Plan(workload, points, pool, cell.model, True, f"tune.{number}")
-            server = servers[AGAIN if name == OWN and number else name]
+            server = servers[next(by_turns) if name == OWN else name]
             try:
                 leg = run_leg(plan, server, scratch / f"{number}.{name}")
             except WorkError as error:
@@ -66,10 +69,11 @@ def main() -> None:
                 print(f"leg {number + 1} ({name}) FAILED: {error}", flush=True)
                 continue
             legs.setdefault(name, []).append(leg)
+            order.append(name)
             print(f"leg {number + 1} ({name}): {leg.beside['wall_s']:.0f} s", flush=True)
             # After every leg: a lent host may be gone before the last one. Without it the noise is not known, and
             # nothing is proposed.
-            record = outcome(tuning, workload, points, legs, failed) | {"server": facts}
+            record = outcome(tuning, workload, points, legs, order, failed) | {"server": facts}
             found = runs.write(cell, "tune", record, facts[OWN]["environment"], start)
     runs.keep(cell, "tune", scratch)
     said = "\n".join(proposal.text for proposal in rank.proposals(found))
@@ -77,10 +81,14 @@ def main() -> None:
 
 
 def outcome(
-    tuning: Tuning, workload: Workload, points: list[Point], legs: dict[str, list[Leg]], failed: dict[str, str]
+    tuning: Tuning,
+    workload: Workload,
+    points: list[Point],
+    legs: dict[str, list[Leg]],
+    order: list[str],
+    failed: dict[str, str],
 ) -> dict[str, Any]:
-    """Return what tune.json says of the legs so far."""
-    timed = [v for v in tuning.variants if v in legs]
+    """Return what tune.json says of the legs so far, which ran in `order`."""
     return {
         "schema": rank.SCHEMA,
         "workload": tuning.workload,
@@ -88,9 +96,10 @@ def outcome(
         "output_tokens": workload.output_tokens,
         "common_options": tuning.options,
         "variants": {name: v.model_dump() for name, v in tuning.variants.items()},
-        "order": rank.order(timed) if len(legs[OWN]) > 1 else [OWN, *timed],
+        "order": order,
         "points": [rank.point(p, rows_of(legs, p)) for p in points],
         "client_bound": client_bound(legs, points),
+        "front_end_pct": front_end_pct(legs, points),
         "legs": {name: [_beside(leg) for leg in found] for name, found in legs.items()},
         "failed": failed,
     }
@@ -173,6 +182,19 @@ def client_bound(legs: dict[str, list[Leg]], points: list[Point]) -> list[str]:
     """Return the loads at which the client itself was seen at its limit in some leg."""
     sides = [leg.beside["client"] for found in legs.values() for leg in found]
     return [p.name for p in points if any((side.get(p.name) or {}).get("bound") for side in sides)]
+
+
+def front_end_pct(legs: dict[str, list[Leg]], points: list[Point]) -> dict[str, dict[str, float | None]]:
+    """Return for each side and load how busy the process that answers requests was, % of a core, in its busiest leg."""
+    return {
+        name: {p.name: max((x for leg in found if (x := _busy(leg, p)) is not None), default=None) for p in points}
+        for name, found in legs.items()
+    }
+
+
+def _busy(leg: Leg, point: Point) -> float | None:
+    busy: float | None = (leg.beside["front_end"].get(point.name) or {}).get("busy_pct")
+    return busy
 
 
 def _beside(leg: Leg) -> dict[str, Any]:

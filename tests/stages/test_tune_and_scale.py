@@ -65,14 +65,18 @@ def packaged(workspace, fetched) -> Any:  # type: ignore[no-untyped-def]
 def test_variants_are_timed_beside_the_cell_and_one_that_fails_says_why(packaged: Any) -> None:
     packaged.run("pipeline", "run", "client", "tune", *OPTIONS)
     found = json.loads((packaged.path / f"artifacts/results/{CELL}/tune.json").read_text())
-    assert found["order"] == ["own", "short-steps", "own"]
+    assert sorted(found["order"]) == ["own", "own", "own", "own", "short-steps"]
+    assert found["order"][0] == found["order"][-1] == "own"
     assert list(found["failed"]) == ["too-long"]
     assert "greater than the derived max_model_len" in found["failed"]["too-long"]
     (point,) = found["points"]
     assert point["sides"]["own"]["ratio"]["output_tok_s"] == 1.0
     assert point["sides"]["short-steps"]["output_tok_s"] > 0
-    assert point["noise"] >= 0
-    assert len(found["legs"]["own"]) == 2
+    rates = point["own_tok_s"]
+    assert len(rates) == len(found["legs"]["own"]) == 4 and min(rates) > 0
+    assert point["noise"] == pytest.approx((max(rates) - min(rates)) / (sum(rates) / 4))
+    busy = found["front_end_pct"]
+    assert all(0 < busy[side][point["name"]] <= 110 for side in ("own", "short-steps"))
     # The log's own numbers show that each server had its own options, and that the package was left alone.
     raw = packaged.path / f"artifacts/raw/{CELL}/tune"
     assert "max-model-len: 512" in (raw / "server.short-steps.serve.yaml").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -74,20 +75,22 @@ def test_more_loads_say_more_of_the_noise_and_more_variants_ask_for_more() -> No
     assert rank.margins(noisy | {"points": [load | {"name": "c0", "noise": None}]}) == {"c0": None}
 
 
-@pytest.mark.parametrize("sds", [(0.03, 0.03, 0.03), (0.01, 0.01, 0.06)])
-def test_variants_that_change_nothing_are_seldom_proposed(sds: tuple[float, ...]) -> None:
+@pytest.mark.parametrize(("legs", "sds"), [
+    (2, (0.03, 0.03, 0.03)), (2, (0.01, 0.01, 0.06)), (4, (0.03, 0.03, 0.03)), (4, (0.004, 0.02, 0.2)),
+])  # fmt: skip
+def test_variants_that_change_nothing_are_seldom_proposed(legs: int, sds: tuple[float, ...]) -> None:
     """Five equal variants at three loads, legs so far apart (sd): loads have a false gain in under 5% of runs."""
     rng = random.Random(1)
     false = 0
     for _ in range(1000):
         points = []
         for name, sd in zip(("c1", "c32", "c96"), sds, strict=True):
-            own = [100 * math.exp(rng.gauss(0, sd)) for _ in range(2)]
-            mean = sum(own) / 2
+            own = [100 * math.exp(rng.gauss(0, sd)) for _ in range(legs)]
+            mean = sum(own) / legs
             sides = {f"v{i}": {"ratio": {"output_tok_s": 100 * math.exp(rng.gauss(0, sd)) / mean}, "errors": 0}
                      for i in range(5)}  # fmt: skip
             sides["own"] = {"ratio": {"output_tok_s": 1.0}, "errors": 0}
-            points.append({"name": name, "noise": abs(own[0] - own[1]) / mean, "sides": sides})
+            points.append({"name": name, "own_tok_s": own, "noise": (max(own) - min(own)) / mean, "sides": sides})
         run = {"points": points, "variants": {f"v{i}": {"changes_answers": False} for i in range(5)}}
         false += len(rank.proposals(run))
     assert false / 3000 < 0.05
@@ -137,7 +140,28 @@ def test_one_own_leg_has_no_noise_and_two_have_their_distance() -> None:
     load = LOADS[0]
     assert rank.point(load, {"own": [leg(1, load)]})["noise"] is None
     assert rank.point(load, {"own": [leg(0.9, load), leg(1.1, load)]})["noise"] == pytest.approx(0.2, rel=1e-3)
-    assert rank.order(["a", "b"]) == ["own", "a", "b", "own"]
+    assert rank.point(load, {"own": [leg(0.9, load), leg(1.1, load)]})["own_tok_s"] == pytest.approx([14.4, 17.6])
+
+
+@given(st.lists(st.text("abc", min_size=1), max_size=9))
+def test_own_legs_stand_first_last_and_evenly_between(variants: list[str]) -> None:
+    found = rank.order(variants)
+    assert [name for name in found if name != "own"] == variants
+    at = [i for i, name in enumerate(found) if name == "own"]
+    assert len(at) == rank.OWN_LEGS and at[0] == 0 and at[-1] == len(found) - 1
+    gaps = [b - a for a, b in itertools.pairwise(at)]
+    assert max(gaps) - min(gaps) <= 1
+
+
+def test_with_enough_own_legs_a_load_is_judged_by_its_own_spread() -> None:
+    run = record({"own": 1.0, "v": 1.1}, 0.05)
+    load = run["points"][0]
+    quiet, loud = load | {"own_tok_s": [99, 100, 100, 101]}, load | {"name": "c256", "own_tok_s": [80, 100, 110, 90]}
+    found = rank.margins(run | {"points": [quiet, loud]})
+    assert found["c1"] == rank.margins(run | {"points": [quiet]})["c1"]
+    assert found["c1"] == pytest.approx(3.18245 * (2 / 3) ** 0.5 / 100 * 1.25**0.5, rel=1e-4)
+    assert found["c256"] > 0.4  # type: ignore[operator]
+    assert [p.point for p in rank.proposals(run | {"points": [quiet, loud]})] == ["c1"]
 
 
 def test_perfect_scaling_is_one_and_what_is_missing_is_none() -> None:
