@@ -206,7 +206,9 @@ def _noise(group: dict[str, Any]) -> dict[str, str]:
         lead = missing("nothing was timed twice at this load")
         return _line("Noise floor", lead, "Nothing says which speed differences are chance, so no interval is given.")
     text = f"Two single legs of one server differ by less in 95% of cases ({noise['legs']} legs of the baseline in "
-    text += f"{noise['runs']} runs). Every interval of a speed on this target holds it."
+    text += (
+        f"{noise['runs']} run{'s' if noise['runs'] > 1 else ''}). Every interval of a speed on this target holds it."
+    )
     if noise["aa"]:
         text += f" The baseline timed against itself: {show(noise['aa'], 'speed', True)}."
     return _line("Noise floor", f"{noise['pct']:.1f}%", text)

@@ -42,6 +42,7 @@ def tuning_section(root: Path, params: Doc, cells: list[dict[str, Any]]) -> dict
             found["tuned"].append(base | {"missing": True, "path": path, "problem": problem, "run": None})
         if scaled := _scaling_doc(root, cell["cell"]):
             found["scaled"].append(base | _scaled(scaled))
+    found["tuned"].sort(key=lambda row: row["missing"])
     return found
 
 

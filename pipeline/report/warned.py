@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,14 @@ def mark_warnings(cells: list[dict[str, Any]]) -> list[str]:
     ]
 
 
+def _short(value: Any) -> Any:
+    """Return a host's fact for a sentence: GPUs as their count, name and driver."""
+    if not (isinstance(value, list) and value and all(isinstance(gpu, dict) for gpu in value)):
+        return value
+    kinds = Counter(f"{gpu.get('name')}, driver {gpu.get('driver')}" for gpu in value)
+    return "; ".join(f"{count} x {kind}" for kind, count in kinds.items())
+
+
 def _mixed(group: dict[str, Any]) -> list[str]:
     """Say when the cells of one target were measured from different commits or on different hosts."""
     commits: list[tuple[str, Any]] = []
@@ -93,7 +102,7 @@ def _mixed(group: dict[str, Any]) -> list[str]:
         commits += [(cell["recipe"], value) for value in cell["server"]["git_commit"].values()]
         facts = [h for h in cell["server"]["host"].values() if isinstance(h, dict)]
         for key in dict.fromkeys(key for host in facts for key in host):
-            hosts.setdefault(key, []).extend((cell["recipe"], host.get(key)) for host in facts)
+            hosts.setdefault(key, []).extend((cell["recipe"], _short(host.get(key))) for host in facts)
     checks = [("git commits", commits), *((f"hosts ({key})", values) for key, values in hosts.items())]
     texts = []
     for what, values in checks:

@@ -18,11 +18,8 @@ from pipeline.tuning.spec import OWN
 SCHEMA = "quantpress.tune/1"
 # A gain below this is not worth a change of options, however quiet the host was.
 LEAST_GAIN = 0.02
-# Own legs of a run, on two starts of the server by turns; from ENOUGH on a load's own spread says something.
+# Own legs of a run, on two starts of the server by turns: a spread of fewer says little.
 OWN_LEGS = 4
-ENOUGH = 3
-# A load whose own legs lie so many times as far apart as the other loads' do has a noise of its own.
-LOUD = 1.5
 
 
 class Proposal(NamedTuple):
@@ -87,32 +84,19 @@ def point(load: Point, legs: Mapping[str, list[list[Row]]]) -> dict[str, Any]:
 def margins(record: Mapping[str, Any]) -> dict[str, float | None]:
     """Return for each load by how much chance alone may set a variant apart from the own options, as a share.
 
-    The own options' legs are all that repeats in a run, so their spread is taken: Student's t for one leg of a variant
-    against the mean of n own legs, sqrt(1 + 1/n), at 95% for all variants of a load together (Bonferroni). With
-    three own legs or more a load has its own spread, and equal variants have a false gain at 2.5% of loads. None where
-    the own legs had failed requests, or are fewer than two.
-
-    A run of two own legs (as they were before, or one that was cut off) has one degree of freedom a load, so all its
-    loads are taken together; one whose own legs lie over LOUD times as far apart as the others' do has its own
-    spread. Simulated: 1 to 2% of loads have a false gain, and 10% of one that is six times as noisy as the others and
-    does not show it; one loud load hides gains at all others.
+    The own options' legs at that load are all that repeats, so their spread is taken: Student's t for one leg of a
+    variant against the mean of n own legs, sqrt(1 + 1/n), at 95% for all variants of the load together (Bonferroni).
+    Equal variants have a false gain at 2.5% of loads, however much noisier one load is than another; that is why loads
+    are not taken together. None where the own legs had failed requests, or are fewer than two.
     """
-    legs = {load["name"]: own for load in record["points"] if len(own := _own(load)) > 1}
-    sds = {name: stdev(own) / mean(own) for name, own in legs.items()}
     found: dict[str, float | None] = {}
     for load in record["points"]:
-        name = load["name"]
-        if name not in legs:
-            found[name] = None
+        own = _own(load)
+        if (n := len(own)) < 2:
+            found[load["name"]] = None
             continue
-        n, degrees = len(legs[name]), [sds[name]]
-        if n < ENOUGH:
-            quiet = [sd for other, sd in sds.items() if other != name]
-            loud = bool(quiet) and sds[name] > LOUD * _pooled(quiet)
-            degrees = degrees if loud else list(sds.values())
-        tests = max(1, len(load["sides"]) - 1)
-        t = float(student.ppf(1 - 0.025 / tests, len(degrees) * (n - 1)))
-        found[name] = t * _pooled(degrees) * math.sqrt(1 + 1 / n)
+        t = float(student.ppf(1 - 0.025 / max(1, len(load["sides"]) - 1), n - 1))
+        found[load["name"]] = t * stdev(own) / mean(own) * math.sqrt(1 + 1 / n)
     return found
 
 
@@ -126,10 +110,6 @@ def _own(load: Mapping[str, Any]) -> list[float]:
     if load.get("own_tok_s"):
         return [rate for rate in load["own_tok_s"] if rate]
     return [] if load["noise"] is None else [1 - load["noise"] / 2, 1 + load["noise"] / 2]
-
-
-def _pooled(sds: Sequence[float]) -> float:
-    return math.sqrt(sum(sd**2 for sd in sds) / len(sds))
 
 
 def judge(ratio: float | None, margin: float | None, errors: int = 0) -> str:

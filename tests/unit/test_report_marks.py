@@ -64,12 +64,13 @@ def test_a_marked_timing_stands_unmarked_nowhere(tmp_path: Path) -> None:
     def mark(data: Any) -> None:
         (load,) = data["workloads"].values()
         load["points"][-1]["client_bound"] = True
+        load["points"][-1]["front_end_bound"] = True
         load["points"][-1]["candidate"]["steady"] = {"legs": [{"settled": False}]}
         load["legs"] = [{"side": "B", "gpu": {"gpus": [{"throttled": ["software power cap"]}]}}]
 
     changed(root, "int8", "bench", mark)
     points, _ = read_points(root, f"{MODEL}.int8.vllm.cpu")
-    for words in ("the client limited the load", "had not settled", "software power cap"):
+    for words in ("the client limited", "the server's front end limited", "had not settled", "software power cap"):
         assert any(words in m for m in points[-1].marks)
     html = page(collect(root))
     glance = html[html.index("<h3>At a glance") :].split("</table>")[0]
@@ -77,7 +78,8 @@ def test_a_marked_timing_stands_unmarked_nowhere(tmp_path: Path) -> None:
     assert 'class="ci mark wrap"' in row and "software power cap" in row
     assert glance.count('class="ci mark wrap">the client limited the load') == 1
     box = html[: html.index("<h3>At a glance")]
-    assert "int8 (the GPU was held back: software power cap; the client limited the load; latencies had not" in box
+    assert "int8 (the GPU was held back: software power cap; the client limited the load; the server" in box
+    assert "front end limited the load; latencies had not" in box
 
 
 def test_open_loads_and_marks_of_a_timing_are_shown(tmp_path: Path) -> None:

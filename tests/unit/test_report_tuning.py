@@ -47,9 +47,10 @@ def test_every_variant_is_shown_with_its_ratio_noise_and_mark(project: Path) -> 
     text = part(project, "Serving options that were tried", "Scaling over GPUs")
     for words in (
         "max-num-batched-tokens 2048, without no-enable-prefix-caching", "recipe int4", "VLLM_X=1", "61 s",
-        "Kernel-short-steps", "over own, chance gives up to 6.6%; the client limited the load", "1.20×", "TPOT 0.83×",
+        "Kernel-short-steps", "chance gives up to 3.1%; the client limited the load", "1.20×", "TPOT 0.83×",
+        "TTFT 0.83×", "legs 1% apart", "front end 97% of a core", "front end 12% of a core", "front end 55% of a core",
         "other-checkpoint evaluate before use", "within noise", "failed: ValueError: no such backend.",
-        "Proposed: short-steps", "1.20x tokens/s at c1 (chance gives up to 6.6%)", "max-num-batched-tokens: 2048",
+        "Proposed: short-steps", "1.20x tokens/s at c1 (chance gives up to 3.1%)", "max-num-batched-tokens: 2048",
         "every server with kv-cache-memory-bytes 1000",
     ):  # fmt: skip
         assert words in text

@@ -62,16 +62,15 @@ def test_beside_one_that_changes_answers_the_best_that_does_not_is_proposed() ->
     assert "evaluate it first" in rank.proposals(both)[0].text and "evaluate" not in rank.proposals(both)[1].text
 
 
-def test_more_loads_say_more_of_the_noise_and_more_variants_ask_for_more() -> None:
+def test_more_variants_ask_for_more_and_loads_do_not_share_their_noise() -> None:
     one = record({"own": 1.0, "v": 1.1}, 0.01)
     load = one["points"][0]
-    three = one | {"points": [load | {"name": f"c{i}"} for i in range(3)]}
     assert rank.margins(one)["c1"] == pytest.approx(12.7062 * 0.01 / 2**0.5 * 1.5**0.5, rel=1e-4)
-    assert rank.margins(three)["c1"] == pytest.approx(3.18245 * 0.01 / 2**0.5 * 1.5**0.5, rel=1e-4)
-    wide = three | {"points": [p | {"sides": p["sides"] | {"w": load["sides"]["v"]}} for p in three["points"]]}
-    assert rank.margins(wide)["c1"] > rank.margins(three)["c1"]  # type: ignore[operator]
-    noisy = three | {"points": [load | {"name": "c0", "noise": 0.2}, *three["points"][1:]]}
-    assert rank.margins(noisy)["c0"] > rank.margins(noisy)["c1"]  # type: ignore[operator]
+    wide = one | {"points": [load | {"sides": load["sides"] | {"w": load["sides"]["v"]}}]}
+    assert rank.margins(wide)["c1"] == pytest.approx(25.4517 * 0.01 / 2**0.5 * 1.5**0.5, rel=1e-4)
+    noisy = one | {"points": [load, load | {"name": "c256", "noise": 0.2}]}
+    assert rank.margins(noisy)["c1"] == rank.margins(one)["c1"]
+    assert rank.margins(noisy)["c256"] == pytest.approx(20 * rank.margins(one)["c1"])  # type: ignore[operator]
     assert rank.margins(noisy | {"points": [load | {"name": "c0", "noise": None}]}) == {"c0": None}
 
 
@@ -79,7 +78,7 @@ def test_more_loads_say_more_of_the_noise_and_more_variants_ask_for_more() -> No
     (2, (0.03, 0.03, 0.03)), (2, (0.01, 0.01, 0.06)), (4, (0.03, 0.03, 0.03)), (4, (0.004, 0.02, 0.2)),
 ])  # fmt: skip
 def test_variants_that_change_nothing_are_seldom_proposed(legs: int, sds: tuple[float, ...]) -> None:
-    """Five equal variants at three loads, legs so far apart (sd): loads have a false gain in under 5% of runs."""
+    """Five equal variants at three loads, legs so far apart (sd): loads have a false gain in 2.5% of runs."""
     rng = random.Random(1)
     false = 0
     for _ in range(1000):
@@ -93,7 +92,7 @@ def test_variants_that_change_nothing_are_seldom_proposed(legs: int, sds: tuple[
             points.append({"name": name, "own_tok_s": own, "noise": (max(own) - min(own)) / mean, "sides": sides})
         run = {"points": points, "variants": {f"v{i}": {"changes_answers": False} for i in range(5)}}
         false += len(rank.proposals(run))
-    assert false / 3000 < 0.05
+    assert false / 3000 < 0.035  # 2.5% are wanted; 3,000 loads
 
 
 @given(ratio=st.floats(min_value=0.1, max_value=3), noise=st.floats(min_value=0, max_value=0.5))
@@ -153,7 +152,7 @@ def test_own_legs_stand_first_last_and_evenly_between(variants: list[str]) -> No
     assert max(gaps) - min(gaps) <= 1
 
 
-def test_with_enough_own_legs_a_load_is_judged_by_its_own_spread() -> None:
+def test_a_load_is_judged_by_the_spread_of_its_own_legs() -> None:
     run = record({"own": 1.0, "v": 1.1}, 0.05)
     load = run["points"][0]
     quiet, loud = load | {"own_tok_s": [99, 100, 100, 101]}, load | {"name": "c256", "own_tok_s": [80, 100, 110, 90]}
@@ -247,14 +246,15 @@ def test_a_proposal_has_its_measurement_and_the_lines_to_write(tmp_path: Path) -
     put(tmp_path, tune_json(CELL, DIGEST, speeds))
     said = propose.proposed(tmp_path, ["toy-135m.bf16.vllm.cpu", CELL])
     assert "vllm 0.26.0 on Synthetic GPU, smoke-64-16, every server with kv-cache-memory-bytes 1000" in said
-    assert "short-steps: 1.20x tokens/s at c1 (chance gives up to 6.6%)" in said
+    assert "short-steps: 1.20x tokens/s at c1 (chance gives up to 3.1%)" in said
     assert (
-        "other-checkpoint: 1.30x tokens/s at c4 (chance gives up to 6.6%); it changes answers, so evaluate it first"
+        "other-checkpoint: 1.30x tokens/s at c4 (chance gives up to 3.1%); it changes answers, so evaluate it first"
         in said
     )
     assert "serving:\n          vllm-cpu:\n            max-num-batched-tokens: 2048\n" in said
     assert "take no-enable-prefix-caching out of `serving: vllm-cpu`" in said
     assert "serve cell toy-135m.int4.vllm.cpu instead" in said and "the client limited the load at c1" in said
+    assert "the server's front end limited the cell's own options at c4, whatever the precision" in said
     assert "by-variable" not in said and "broken" not in said
 
 

@@ -38,12 +38,13 @@ def tune_json(cell: str, digest: str, speeds: dict[str, float], noise: float = 0
     empty: dict[str, Any] = {"options": {}, "variables": {}, "recipe": None, "changes_answers": False}
     points = []
     for load in LOADS:
-        legs = {"own": [leg(1 - noise / 2, load), leg(1 + noise / 2, load)]}
+        legs = {"own": [leg(1 + sign * noise / 2, load) for sign in (-1, 1, -1, 1)]}
         points.append(rank.point(load, legs | {name: [leg(speed, load)] for name, speed in speeds.items()}))
     return {
         "schema": rank.SCHEMA, "cell": cell, "model": model, "recipe": recipe, "runtime": runtime, "target": target,
         "package_digest": digest, "workload": "smoke-64-16", "common_options": {"kv-cache-memory-bytes": 1000},
         "variants": {name: empty | VARIANTS[name] for name in (*speeds, "broken")}, "points": points,
+        "front_end_pct": {"own": {"c1": 12.0, "c4": 97.3}, "short-steps": {"c1": None, "c4": 55.0}},
         "client_bound": ["c1"], "failed": {"broken": "ValueError: no such backend."},
         "server": {
             name: {"runtime": runtime, "version": "0.26.0", "kernels": [f"Kernel-{name}"], "startup_s": 61.0,
