@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline import jsonio, manifest
-from pipeline.errors import WorkError
+from pipeline.errors import InputError, WorkError
 from pipeline.on_target_order import FILE
 from pipeline.plan import facts_path
 from pipeline.runstage import STATE
 
+# Where results lie, and stages of the lock that belong to no target.
+PLACES = (("artifacts", "results"), ("artifacts", "packages"))
+GENERAL = ("fetch", "calibrate")
 # Raw files that a reader of results does not need, by the end of their names.
 LOGS = ("*.log", "*.serve.yaml")
 BULKY = (".npz", "inputs.json", ".parquet", "server_metrics_export.jsonl", ".raw.jsonl")
@@ -40,6 +43,67 @@ def keep(out: Path, target: str, models: Iterable[str] = (), with_raw: bool = Tr
             for path in sorted(set(packs[name])):
                 tar.add(path)
         part.replace(out / f"{name}.tar.gz")
+
+
+def bring_home(file: Path) -> list[str]:
+    """Unpack a results.tar.gz into the current repository and return the paths that changed.
+
+    The lock is merged, not replaced: stages of other targets stay as they are here, so that results of two hosts can be
+    brought home in any order.
+
+    Raises:
+        InputError: no such file, no archive of results, or a path in it that results do not have.
+    """
+    if not file.is_file():
+        raise InputError(f"There is no file {file}. `python -m pipeline on-target TARGET --out DIR` leaves it in DIR.")
+    lock = Path(FILE).with_name("dvc.lock").as_posix()
+    try:
+        with tarfile.open(file) as tar:
+            members = [m for m in tar.getmembers() if not m.isdir()]
+            for member in members:
+                if not member.isfile() or not _is_result(member.name, lock):
+                    raise InputError(
+                        f"{file} holds {member.name}, which is no result of a target; nothing was unpacked."
+                    )
+            found = {m.name: source.read() for m in members if (source := tar.extractfile(m))}
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise InputError(f"{file} is no whole archive of results: {error}. Copy it again.") from None
+    if not found:
+        raise InputError(f"{file} is empty: nothing was measured.")
+    if lock in found:
+        targets = {
+            Path(name).parts[2].rpartition(".")[2] for name in found if name != lock and len(Path(name).parts) > 2
+        }
+        found[lock] = merged_lock(Path(lock), found[lock], targets)
+    changed = [name for name, data in found.items() if not Path(name).is_file() or Path(name).read_bytes() != data]
+    for name in changed:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        part = Path(name).with_name(f".{Path(name).name}.part")
+        part.write_bytes(found[name])
+        part.replace(name)
+    return sorted(changed)
+
+
+def merged_lock(here: Path, theirs: bytes, targets: Collection[str]) -> bytes:
+    """Return this repository's dvc.lock with the archive's stages of `targets`, and its fetches and calibrations."""
+    if not here.is_file():
+        return theirs
+    from dvc.utils import serialize  # it takes a second, and DVC's own writer keeps the file as DVC would write it
+
+    own, new = (serialize.parse_yaml(text, here) for text in (here.read_text(encoding="utf-8"), theirs.decode()))
+    for name, entry in new["stages"].items():
+        kind, _, what = name.partition("@")
+        if kind in GENERAL or what in targets or what.rpartition(".")[2] in targets:
+            own["stages"][name] = entry
+    return str(serialize.dumps_yaml(own)).encode()
+
+
+def _is_result(name: str, lock: str) -> bool:
+    path = Path(name)
+    inside = not path.is_absolute() and ".." not in path.parts
+    return inside and (
+        name in (lock, (STATE / "times.jsonl").as_posix()) or path.parts[:2] in PLACES or path.parts[0] == "calib_data"
+    )
 
 
 def is_there(stage: str) -> bool:

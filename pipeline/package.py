@@ -61,7 +61,10 @@ def package(cell: Cell, params: Params) -> dict[str, Any]:
     checkpoint = Path(where)
     if not (checkpoint / "config.json").is_file():
         stage = f"fetch@{cell.model}" if recipe.backend == "none" else f"quantize@{made_as}"
-        raise InputError(f"{checkpoint} holds no checkpoint. Run `uv run dvc repro {stage}`.")
+        there = (
+            f"--glob '{stage}'` on a host that is {cell.target}" if made_as.endswith(f".{cell.target}") else f"{stage}`"
+        )
+        raise InputError(f"{checkpoint} holds no checkpoint. Run `uv run dvc repro {there}.")
     findings = jsonio.read_json(Path("artifacts/results") / made_as / "lint.json")
     if not findings["passed"]:
         raise WorkError(f"{checkpoint} did not pass lint, see lint.json; it is not packaged.")

@@ -182,9 +182,10 @@ def fetch(packages: list[Pinned], machine: Machine, out: Path) -> None:
         WorkError: a download or build failed, a hash differs, or what was built here is for a newer glibc.
     """
     out.mkdir(parents=True, exist_ok=True)
+    source_only = _source_only(packages)
+    drop_damaged([p for p in packages if p.name not in source_only], out)
     have = {wheel_key(p.name) for p in out.glob("*.whl")}
     missing = [p for p in packages if (p.name, p.version) not in have]
-    source_only = _source_only(missing)
     wheels = [p for p in missing if p.name not in source_only]
     common = ["--no-deps", "--require-hashes", "--quiet", "--disable-pip-version-check"]
     for command, options, chosen in (
@@ -209,6 +210,15 @@ def fetch(packages: list[Pinned], machine: Machine, out: Path) -> None:
                 f"has 2.{machine.glibc}. Put it under leave-out of the environment's [tool.quantpress], or pack it "
                 "on an older system."
             )
+
+
+def drop_damaged(packages: list[Pinned], out: Path) -> None:
+    """Delete wheels of an earlier call whose bytes are not the lock's: a download cut off, or a changed file."""
+    hashes = {_key(p): p.hashes for p in packages}
+    for path in out.glob("*.whl"):
+        allowed = hashes.get(wheel_key(path.name))
+        if allowed is not None and sha256(path) not in allowed:
+            path.unlink()
 
 
 def glibc_here() -> int:
@@ -238,10 +248,10 @@ def pack(envs: list[str], machine: Machine, have: dict[str, str | None], split_b
     """Write the wheelhouse of some environments into `out` and return its description (wheelhouse.json).
 
     `out` gets wheelhouse.tar.NNN of at most `split_bytes`, SHA256SUMS, install.sh and wheelhouse.json. Wheels stay in
-    `out`/../wheels-<python>, so that a second call downloads nothing twice.
+    `out`/../wheels-<python>-glibc-<version>, so that a second call downloads nothing twice.
     """
     record: dict[str, Any] = {"schema": SCHEMA, **machine._asdict(), "environments": {}}
-    cache = out.parent / f"wheels-{machine.python}"
+    cache = out.parent / f"wheels-{machine.python}-glibc-2.{machine.glibc}"
     divisions = {env: divide(export(env, machine), have, _options(env)) for env in envs}
     for division in divisions.values():
         fetch(division.pack, machine, cache)

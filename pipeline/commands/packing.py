@@ -57,6 +57,16 @@ def _on_target(args: argparse.Namespace) -> int:
     return Run(load_params(PARAMS), args.target, args.minutes, jobs, args.out, gpus, args.only)()
 
 
+def _bring_home(args: argparse.Namespace) -> int:
+    from pipeline.on_target_files import bring_home
+
+    changed = bring_home(args.file)
+    for path in changed:
+        print(path)
+    print(f"{len(changed)} files changed. `uv run dvc repro` makes the report of them.")
+    return 0
+
+
 def register(add: Add) -> None:
     """Add the commands of this module."""
     pack = add("wheelhouse", _wheelhouse, "pack environments with checksums for a machine without a network")
@@ -73,6 +83,10 @@ def register(add: Add) -> None:
     run.add_argument("--gpus", type=int, default=1, help="GPUs to use; each times one cell at a time (default 1)")
     run.add_argument("--only", nargs="+", default=[], metavar="STAGE", help="these alone: 'tune@*' 'benchmark@llama*'")
     run.add_argument("--out", type=Path, help="pack the results there after every stage, to be brought home")
+    home = add(
+        "bring-home", _bring_home, "unpack a results.tar.gz of on-target; stages of other targets stay in the lock"
+    )
+    home.add_argument("file", type=Path)
     compare = add("compare-checkpoints", _compare, "how far two checkpoints of one recipe agree, tensor by tensor")
     compare.add_argument("first", type=Path)
     compare.add_argument("second", type=Path)

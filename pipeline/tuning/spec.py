@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 OWN = "own"
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$")]
@@ -14,6 +14,17 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def dashed(options: dict[str, Any]) -> dict[str, Any]:
+    """Refuse names with underscores: beside the package's own, with dashes, the server would be given both."""
+    if wrong := [name for name in options if "_" in name]:
+        right = ", ".join(name.replace("_", "-") for name in wrong)
+        raise ValueError(f"options are written as in serve.yaml, with dashes: {right}")
+    return options
+
+
+Options = Annotated[dict[str, Any], AfterValidator(dashed)]
+
+
 class Variant(_Strict):
     """One thing to try: the server's `options` and `variables` in its own names, or another `recipe`'s checkpoint.
 
@@ -21,7 +32,7 @@ class Variant(_Strict):
     anew before it is used.
     """
 
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: Options = Field(default_factory=dict)
     variables: dict[str, str] = Field(default_factory=dict)
     recipe: str | None = None
     changes_answers: bool = False
@@ -37,7 +48,7 @@ class Tuning(_Strict):
     """The variants of one cell, timed in one run on one `workload`; `options` are those of every server in it."""
 
     workload: str
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: Options = Field(default_factory=dict)
     variants: dict[Name, Variant] = Field(min_length=1)
 
     @model_validator(mode="after")

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pipeline import jsonio, manifest, on_target
+from pipeline import jsonio, manifest, on_target, on_target_order
 from pipeline.errors import InputError, WorkError
 from pipeline.on_target import last_error
 from pipeline.on_target_files import is_there, kept_facts
@@ -221,3 +223,19 @@ def test_results_of_tuning_and_scaling_are_named_after_them() -> None:
 def test_the_only_stages_with_a_guess_are_those_of_the_order(params: Params, made: dict[str, Any]) -> None:
     kinds = {s.split("@")[0] for target in ("h200", "h200-x2") for s in order(params, made, target)}
     assert kinds == set(on_target.FIRST_GUESS_S)
+
+
+@given(
+    st.lists(st.sampled_from(["evaluate@a", "benchmark@b", "tune@c"]), max_size=12),
+    st.floats(0, 4000),
+    st.integers(1, 8),
+)
+def test_reached_timings_are_the_first_ones_and_more_gpus_reach_more(stages: list[str], left: float, gpus: int) -> None:
+    guess = on_target.FIRST_GUESS_S
+    reached = on_target_order.in_time(stages, guess, left, gpus)
+    assert [s for s in reached if s[0] == "e"] == [s for s in stages if s[0] == "e"]
+    timed, all_timed = ([s for s in some if s[0] != "e"] for some in (reached, stages))
+    assert timed == all_timed[: len(timed)]
+    assert len(reached) <= len(on_target_order.in_time(stages, guess, left, gpus + 1))
+    if left > 0 and all_timed:
+        assert timed

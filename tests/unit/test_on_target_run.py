@@ -258,22 +258,6 @@ def test_what_no_time_would_reach_is_not_made_though_its_guess_alone_would_fit(s
     assert run.skipped == wanted[4:]
 
 
-@given(
-    st.lists(st.sampled_from(["evaluate@a", "benchmark@b", "tune@c"]), max_size=12),
-    st.floats(0, 4000),
-    st.integers(1, 8),
-)
-def test_reached_timings_are_the_first_ones_and_more_gpus_reach_more(stages: list[str], left: float, gpus: int) -> None:
-    guess = on_target.FIRST_GUESS_S
-    reached = on_target_order.in_time(stages, guess, left, gpus)
-    assert [s for s in reached if s[0] == "e"] == [s for s in stages if s[0] == "e"]
-    timed, all_timed = ([s for s in some if s[0] != "e"] for some in (reached, stages))
-    assert timed == all_timed[: len(timed)]
-    assert len(reached) <= len(on_target_order.in_time(stages, guess, left, gpus + 1))
-    if left > 0 and all_timed:
-        assert timed
-
-
 def test_what_was_never_measured_comes_before_what_is_to_be_measured_again(start: Start, params: Params) -> None:
     fake = Fake()
     run = start(fake, gpus=1)

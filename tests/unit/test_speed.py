@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -286,30 +284,6 @@ def test_the_prefix_cache_is_read_between_two_pages() -> None:
     assert watch.prefix_cache(page.format(400.0, 100.0), page.format(500.0, 150.0))["hit_rate"] == 0.5
     assert watch.prefix_cache("x 1", "x 1")["not_measured"]["hit_rate"].endswith("have no vllm:prefix_cache_hits")
     assert watch.prefix_cache(None, None)["hit_rate"] is None
-
-
-def test_a_busy_front_end_is_marked_as_the_limit() -> None:
-    found = watch.front_end_load([(0.0, 3.0), (1.0, 3.9), (2.0, 4.9)])
-    assert found == {"busy_pct": 95.0, "bound": True, "why": "the process that answers requests used 95% of a core"}
-    assert watch.front_end_load([(0.0, 3.0), (2.0, 4.0)])["bound"] is False
-    assert watch.front_end_load([(0.0, 3.0)])["bound"] is None
-
-
-def test_the_front_end_is_the_process_of_the_tree_that_listens_on_the_port() -> None:
-    """A shell above, two servers below it: of those that listen, the one on the asked port."""
-    serve = "import http.server, sys; s = http.server.HTTPServer(('127.0.0.1', 0), None); " \
-            "print(s.server_port, flush=True); s.serve_forever()"  # fmt: skip
-    both = f'{sys.executable} -c "$0" & {sys.executable} -c "$0" & wait'
-    with subprocess.Popen(["sh", "-c", both, serve], stdout=subprocess.PIPE, text=True) as shell:
-        try:
-            assert shell.stdout
-            ports = [int(shell.stdout.readline()) for _ in range(2)]
-            found = [watch.listener(shell.pid, port) for port in ports]
-            assert {p.pid for p in found if p} == {p.pid for p in watch.tree(shell.pid)[1:]}
-            assert watch.listener(shell.pid, 1) is None
-        finally:
-            for process in reversed(watch.tree(shell.pid)):
-                process.kill()
 
 
 def test_a_busy_client_is_marked_as_the_limit() -> None:

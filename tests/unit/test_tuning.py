@@ -180,6 +180,10 @@ def test_a_variant_is_something_and_is_not_called_own() -> None:
     for name, says in (("own", "is the cell as it is"), ("Bad Name", "should match pattern")):
         with pytest.raises(ValidationError, match=says):
             Tuning.model_validate({"workload": "w", "variants": {name: {"recipe": "fp8"}}})
+    with pytest.raises(ValidationError, match="with dashes: max-num-seqs"):
+        Variant(options={"max_num_seqs": 4, "stream-interval": 2})
+    with pytest.raises(ValidationError, match="with dashes: max-num-seqs"):
+        Tuning.model_validate({"workload": "w", "options": {"max_num_seqs": 4}, "variants": {"a": {"recipe": "fp8"}}})
     with pytest.raises(ValidationError, match="at least 1"):
         Tuning.model_validate({"workload": "w", "variants": {}})
 

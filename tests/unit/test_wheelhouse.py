@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -102,6 +103,16 @@ def test_an_unknown_environment_gives_the_nearest() -> None:
 def test_a_lock_for_another_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"stages/vllm_cpu/pyproject.toml is for Python ==3.11.\*.*for 3.12"):
         wheelhouse.export("vllm_cpu", MACHINE)
+
+
+def test_a_kept_wheel_with_other_bytes_is_fetched_again(tmp_path: Path) -> None:
+    data = {"whole": b"wheel", "damaged": b"whee"}
+    for name, content in data.items():
+        (tmp_path / f"{name}-1.0-py3-none-any.whl").write_bytes(content)
+    (tmp_path / "built_here-1.0-py3-none-any.whl").write_bytes(b"no lock has its hash")
+    digest = hashlib.sha256(b"wheel").hexdigest()
+    wheelhouse.drop_damaged([wheelhouse.Pinned(name, "1.0", ("0" * 64, digest)) for name in data], tmp_path)
+    assert sorted(path.name.split("-")[0] for path in tmp_path.iterdir()) == ["built_here", "whole"]
 
 
 def _empty_wheelhouse(folder: Path) -> Path:
