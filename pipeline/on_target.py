@@ -20,15 +20,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+import psutil
 import yaml
 
-from pipeline import host
+from pipeline import host, jsonio
 from pipeline.errors import InputError, WorkError, unknown
 from pipeline.guard import Guarded
 from pipeline.on_target_files import is_there, keep, kept_facts
 from pipeline.on_target_order import (
     FILE,
     in_time,
+    jobs_that_fit,
     matching,
     missing_first,
     needs,
@@ -41,7 +43,7 @@ from pipeline.on_target_order import (
     users,
     with_references,
 )
-from pipeline.plan import PLAN
+from pipeline.plan import PLAN, facts_path
 from pipeline.runstage import STATE
 from pipeline.side_by_side import Slots, Task, run
 from pipeline.specs import Params
@@ -190,8 +192,19 @@ class Run:
         self.users = users(self.plan, todo)
         self._prepare(todo)
         todo = [stage for stage in todo if stage not in self.failed and stage not in self.skipped]
-        run(untimed(self.plan, todo, self.everywhere), Slots(self.gpus, self.jobs), self._ready, self._work)
+        run(untimed(self.plan, todo, self.everywhere), Slots(self.gpus, self._jobs(todo)), self._ready, self._work)
         run(timed(todo, self.everywhere), Slots(self.gpus, 1), self._ready, self._work, in_order=True)
+
+    def _jobs(self, todo: list[str]) -> int:
+        """Return how many untimed stages run at once on a GPU: fewer than asked for where they would not fit."""
+        chains = " ".join(needs(self.plan, todo)["chains"])
+        made = [i["model"] for name, i in self.plan["on_target"]["quantize"].items() if f"quantize@{name} " in chains]
+        sizes = [jsonio.read_json(f)["weight_bytes"] for m in set(made) if (f := Path(facts_path(m))).exists()]
+        memory = 2**30 * float(self.params.targets[self.target].memory_gib or 0)
+        jobs = jobs_that_fit(self.jobs, max(sizes, default=0), memory, psutil.virtual_memory().total, len(self.gpus))
+        if jobs < self.jobs:
+            self.say(f"{jobs} at a time on each GPU instead of {self.jobs}: more would not fit into memory")
+        return jobs
 
     def _prepare(self, todo: list[str]) -> None:
         """Fetch and calibrate, one after the other; what fails takes along only the stages that need it."""

@@ -21,6 +21,8 @@ FILE = "stages/vllm_cuda/dvc.yaml"
 # What of a row comes first; so many timings stand before its tuning runs.
 FIRST, TUNE, SCALING, OTHERS, QUALITY = range(5)
 FIRST_TIMINGS = 2
+# What quantizing takes in times of the weights: they, one layer's work, and what is written.
+ROOM = 1.5
 # The share of its guess in which a timing may be done.
 SOONER = 0.6
 # Where the plan of a tuning run names the other packages that it serves (pipeline/plan_on_target.py).
@@ -178,6 +180,18 @@ def in_time(stages: list[str], guess_s: Mapping[str, float], left_s: float, gpus
             before_s += SOONER * guess_s[kind] / gpus
         found.append(stage)
     return found
+
+
+def jobs_that_fit(jobs: int, weight_bytes: int, gpu_bytes: float, ram_bytes: float, gpus: int) -> int:
+    """Return how many of `jobs` checkpoints of a model can be made at once on each GPU: one needs its weights and some.
+
+    Args:
+        jobs: as many as are asked for.
+        weight_bytes: of the largest model that is quantized.
+        gpu_bytes: of one GPU; ram_bytes: of the host, which all `gpus` share.
+    """
+    each = max(1.0, ROOM * weight_bytes)
+    return max(1, min(jobs, int(gpu_bytes / each), int(ram_bytes / each / gpus)))
 
 
 def untimed(plan: dict[str, Any], todo: list[str], everywhere: bool) -> list[Task]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from pipeline.report.sources import Doc, plain, read_doc
 from pipeline.speed.definitions import BUSY_PCT
 from pipeline.tuning.rank import SCHEMA, Proposal, judge, margins, proposals
+from pipeline.tuning.served import changes, served_as
 from pipeline.tuning.spec import OWN
 
 NOTHING = "nothing is shown to beat the cell's own options"
@@ -55,25 +56,24 @@ def read_tune(root: Path, cell: str) -> Doc | None:
         return doc
     if wrong := fault(doc.data, cell):
         return Doc(path, None, f"{path} cannot be read: {plain(wrong, 300)}")
-    manifest = f"artifacts/packages/{cell}/deploy/manifest.json"
-    now = read_doc(root, manifest, None).raw("checkpoint", "digest")
-    return Doc(path, None, stale) if (stale := staleness(doc, now)) else doc
+    return Doc(path, None, stale) if (stale := staleness(root, doc, cell)) else doc
 
 
-def staleness(doc: Doc, digest: object) -> str | None:
-    """Return why a tuning run says nothing of the package as it is: another checkpoint; None where it does.
+def staleness(root: Path, doc: Doc, cell: str) -> str | None:
+    """Return why a tuning run says nothing of the packages as they are now; None where it does.
 
-    Args:
-        doc: a tune.json.
-        digest: of the checkpoint in the package's manifest; None where there is no package here to compare with.
+    Results of before 2026-12 have the cell's own checkpoint alone.
     """
-    then = doc.raw("package_digest")
-    if not digest or digest == then:
-        return None
-    return (
-        f"stale: {doc.path} was measured on checkpoint {str(then)[:12]}, the package now has {str(digest)[:12]}; "
-        f"tune it again: {command(str(doc.raw('cell')))}"
-    )
+    model, recipe, runtime, target = cell.split(".")
+    own = {recipe: {"digest": doc.raw("package_digest"), "options": None}}
+    for name, then in (doc.mapping("served") or own).items():
+        now = served_as(root / f"artifacts/packages/{model}.{name}.{runtime}.{target}/deploy")
+        if not doc.mapping("served"):
+            now["options"] = None
+        if changed := changes(then, now):
+            of = "" if name == recipe else f"{name}, which it tried, "
+            return f"stale: {doc.path} was measured on {of}{changed}; tune it again: {command(cell)}"
+    return None
 
 
 def command(cell: str, program: str = "tune") -> str:

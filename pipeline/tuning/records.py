@@ -50,6 +50,11 @@ class _Server(_Part):
     command: str | None = None
 
 
+class _Served(_Part):
+    digest: str | None
+    options: dict[str, Any] | None
+
+
 class _Host(_Part):
     gpus: list[dict[str, Any]] = []
 
@@ -69,6 +74,7 @@ class _Tune(_Record):
     variants: dict[str, _Variant]
     points: Annotated[list[_Point], Field(min_length=1)]
     client_bound: list[str]
+    served: dict[str, _Served] = {}
     front_end_pct: dict[str, dict[str, Number | None]] = {}
     failed: dict[str, str]
 

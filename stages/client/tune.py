@@ -24,6 +24,7 @@ from pipeline.speed.load import DROPPED
 from pipeline.speed.steady import Row
 from pipeline.speed.workloads import Point, Workload, out_of_reach
 from pipeline.tuning import rank
+from pipeline.tuning.served import served_as
 from pipeline.tuning.spec import OWN, Tuning, Variant
 from stages.client import runs
 from stages.client.benchmark import prompt_pool
@@ -56,6 +57,7 @@ def main() -> None:
         raw = runs.raw_folder(cell, "tune")
         facts = {name: server.facts() | {"log": (raw / log_name(name)).as_posix()}
                  for name, server in servers.items()}  # fmt: skip
+        served = {c.recipe: served_as(c.deploy) for c in (cell, *others(cell, tuning))}
         by_turns = itertools.cycle((OWN, AGAIN))
         for number, name in enumerate(rank.order([v for v in tuning.variants if v in servers])):
             plan = Plan(workload, points, pool, cell.model, True, f"tune.{number}")
@@ -73,11 +75,18 @@ def main() -> None:
             print(f"leg {number + 1} ({name}): {leg.beside['wall_s']:.0f} s", flush=True)
             # After every leg: a lent host may be gone before the last one. Without it the noise is not known, and
             # nothing is proposed.
-            record = outcome(tuning, workload, points, legs, order, failed) | {"server": facts}
+            record = outcome(tuning, workload, points, legs, order, failed) | {"server": facts, "served": served}
             found = runs.write(cell, "tune", record, facts[OWN]["environment"], start)
     runs.keep(cell, "tune", scratch)
     said = "\n".join(proposal.text for proposal in rank.proposals(found))
     print(said or "nothing is shown to beat the cell's own options", flush=True)
+
+
+def others(cell: Cell, tuning: Tuning) -> list[Cell]:
+    """Return the cells whose packages the variants serve, beside the cell's own, where they are there."""
+    recipes = dict.fromkeys(v.recipe for v in tuning.variants.values() if v.recipe)
+    cells = [cell._replace(recipe=recipe) for recipe in recipes if recipe != cell.recipe]
+    return [c for c in cells if (c.deploy / "manifest.json").is_file()]
 
 
 def outcome(

@@ -75,6 +75,7 @@ def test_variants_are_timed_beside_the_cell_and_one_that_fails_says_why(packaged
     rates = point["own_tok_s"]
     assert len(rates) == len(found["legs"]["own"]) == 4 and min(rates) > 0
     assert point["noise"] == pytest.approx((max(rates) - min(rates)) / (sum(rates) / 4))
+    assert found["served"]["bf16"]["options"]["max-num-seqs"] == 16 and found["served"]["bf16"]["digest"]
     busy = found["front_end_pct"]
     assert all(0 < busy[side][point["name"]] <= 110 for side in ("own", "short-steps"))
     # The log's own numbers show that each server had its own options, and that the package was left alone.

@@ -239,3 +239,18 @@ def test_reached_timings_are_the_first_ones_and_more_gpus_reach_more(stages: lis
     assert len(reached) <= len(on_target_order.in_time(stages, guess, left, gpus + 1))
     if left > 0 and all_timed:
         assert timed
+
+
+@pytest.mark.parametrize(("weight_gb", "gpu_gb", "ram_gb", "gpus", "jobs"), [
+    (16, 150, 135, 1, 4),  # an 8B on an H200
+    (65, 150, 135, 1, 1),  # a 32B
+    (65, 150, 405, 2, 1),
+    (65, 300, 405, 2, 2),  # the host's memory is shared by its GPUs
+    (141, 150, 135, 1, 1),  # what does not fit at all is for quantize to refuse, with its numbers
+    (0.3, 150, 135, 8, 4),
+])  # fmt: skip
+def test_no_more_checkpoints_at_once_than_fit(
+    weight_gb: float, gpu_gb: float, ram_gb: float, gpus: int, jobs: int
+) -> None:
+    found = on_target_order.jobs_that_fit(4, int(1e9 * weight_gb), 1e9 * gpu_gb, 1e9 * ram_gb, gpus)
+    assert found == jobs

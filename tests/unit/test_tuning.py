@@ -280,6 +280,27 @@ def test_another_checkpoint_makes_a_run_stale(tmp_path: Path) -> None:
     assert "--model toy-135m --recipe int8 --runtime vllm --target cpu" in said
 
 
+def test_other_options_or_another_tried_package_make_a_run_stale(tmp_path: Path) -> None:
+    deploy = tmp_path / f"artifacts/packages/{CELL}/deploy"
+    served = {
+        "int8": {"digest": DIGEST, "options": {"max-num-seqs": 16}},
+        "int4": {"digest": "aa" * 32, "options": None},
+    }
+    put(tmp_path, tune_json(CELL, DIGEST, {"short-steps": 1.2}) | {"served": served})
+    (deploy / "serve.yaml").write_text("max-num-seqs: 16\n", "utf-8")
+    assert "1.20x" in propose.proposed(tmp_path, [CELL])
+    (deploy / "serve.yaml").write_text("max-num-seqs: 8\nseed: 0\n", "utf-8")
+    said = propose.proposed(tmp_path, [CELL])
+    assert "measured on max-num-seqs 16, now 8, seed absent, now 0; tune it again" in said and "1.20x" not in said
+    (deploy / "serve.yaml").write_text("max-num-seqs: 16\n", "utf-8")
+    other = tmp_path / "artifacts/packages/toy-135m.int4.vllm.cpu/deploy"
+    other.mkdir(parents=True)
+    (other / "manifest.json").write_text(json.dumps({"checkpoint": {"digest": "bb" * 32}}), "utf-8")
+    assert "measured on int4, which it tried, checkpoint aaaaaaaaaaaa, the package now has bbbbbbbbbbbb" in (
+        propose.proposed(tmp_path, [CELL])
+    )
+
+
 def drop(data: dict[str, Any], *keys: Any) -> dict[str, Any]:
     """Return a record without what stands under `keys`."""
     node: Any = data
