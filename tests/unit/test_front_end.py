@@ -18,7 +18,7 @@ def test_a_busy_front_end_is_marked_as_the_limit() -> None:
 def test_the_front_end_is_the_process_of_the_tree_that_listens_on_the_port() -> None:
     """A shell above, two servers below it: of those that listen, the one on the asked port."""
     serve = "import http.server, sys; s = http.server.HTTPServer(('127.0.0.1', 0), None); " \
-            "print(s.server_port, flush=True); s.serve_forever()"  # fmt: skip
+            "sys.stdout.write(f'{s.server_port}\\n'); sys.stdout.flush(); s.serve_forever()"  # fmt: skip
     both = f'{sys.executable} -c "$0" & {sys.executable} -c "$0" & wait'
     with subprocess.Popen(["sh", "-c", both, serve], stdout=subprocess.PIPE, text=True) as shell:
         try:

@@ -346,7 +346,11 @@ sys.exit(run())
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_term_end_every_stage_that_runs(sent: signal.Signals, tmp_path: Path) -> None:
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), "."])}
-    job = subprocess.Popen([sys.executable, "-c", SLEEPER], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
+    # A shell that starts tests in the background lets them ignore SIGINT, and what they start inherits that.
+    job = subprocess.Popen(
+        [sys.executable, "-c", SLEEPER], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
     files = [tmp_path / f"slow{n}.pid" for n in "ab"]
     deadline = time.monotonic() + 30
     while not all(f.exists() and f.read_text() for f in files) and time.monotonic() < deadline and job.poll() is None:

@@ -152,8 +152,14 @@ def test_intervals_cover_a_known_ratio_as_often_as_they_say() -> None:
 
 
 def test_the_committed_results_have_intervals_from_legs() -> None:
+    known = 0
     for path in sorted((ROOT / "artifacts/results").glob("*.h200/bench.json")):
         for load in read_bench(ROOT, path.parent.name).mapping("workloads").values():
             for entry in load["points"]:
+                if entry["ratio_ci95"]["output_tok_s"] is None:  # timed in one leg of one run
+                    assert load["order"] == "AB" and "nothing says" in entry["repeats"]["not_measured"]["output_tok_s"]
+                    continue
                 low, high = entry["ratio_ci95"]["output_tok_s"]
                 assert low < entry["ratio"]["output_tok_s"] < high
+                known += 1
+    assert known
