@@ -50,8 +50,20 @@ def page(report: dict[str, Any]) -> str:
         host_line=host_line, run_tasks=run_tasks, other_tasks=other_tasks, NOT_TIMED=NOT_TIMED,
         absent_cells=absent_cells, planned_rows=planned_rows,
     )  # fmt: skip
+    environment.filters["code"] = code
     drawn = [_safe(figures(group)) for group in report["targets"]]
     return environment.get_template("report.html.j2").render(report=report, drawn=drawn)
+
+
+def code(value: str) -> str:
+    """Return text as markup, what stands between backticks as code; everything is escaped."""
+    from markupsafe import Markup, escape
+
+    parts = value.split("`")
+    if len(parts) % 2 == 0:  # one has no partner, so they are no quotes
+        return escape(value)
+    pieces = [Markup("<code>{}</code>").format(p) if i % 2 else escape(p) for i, p in enumerate(parts)]
+    return Markup("").join(pieces)
 
 
 def absent_cells(group: dict[str, Any], part: str) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from report_results import build_results
 
 from pipeline.report.collect import collect
-from pipeline.report.html import page
+from pipeline.report.html import code, page
 from pipeline.report.sources import Doc
 from pipeline.report.todo import todo
 
@@ -66,3 +66,8 @@ def test_the_list_stands_at_the_head_of_a_target(tmp_path: Path, monkeypatch: py
     head = html.split("<h2>On cpu")[1].split("<h3>At a glance")[0]
     assert "To decide here, still to measure" in head
     assert re.search(r"Cost: no price is given.*?targets\.cpu\.price_usd_per_h in params\.yaml", head, re.DOTALL)
+
+
+def test_commands_are_shown_as_code_and_nothing_comes_through_unescaped() -> None:
+    assert code("run `a < b` on `c`, d & e") == "run <code>a &lt; b</code> on <code>c</code>, d &amp; e"
+    assert code("`<b>` and one ` more") == "`&lt;b&gt;` and one ` more"
