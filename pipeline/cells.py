@@ -10,6 +10,11 @@ from pipeline.specs import Params, Target
 from pipeline.support import runtimes
 
 
+def repro_on(target: str, *stages: str) -> str:
+    """Return the command for stages that run on their own target: only --glob searches their dvc.yaml."""
+    return f"`uv run dvc repro --glob {' '.join(repr(stage) for stage in stages)}` on a host that is {target}"
+
+
 class Cell(NamedTuple):
     """model x recipe x runtime x target."""
 

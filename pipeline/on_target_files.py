@@ -71,9 +71,7 @@ def bring_home(file: Path) -> list[str]:
     if not found:
         raise InputError(f"{file} is empty: nothing was measured.")
     if lock in found:
-        targets = {
-            Path(name).parts[2].rpartition(".")[2] for name in found if name != lock and len(Path(name).parts) > 2
-        }
+        targets = {path.parts[2].rpartition(".")[2] for path in map(Path, found) if path.parts[:2] in PLACES}
         found[lock] = merged_lock(Path(lock), found[lock], targets)
     changed = [name for name, data in found.items() if not Path(name).is_file() or Path(name).read_bytes() != data]
     for name in changed:

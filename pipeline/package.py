@@ -12,6 +12,7 @@ import yaml
 
 from pipeline import jsonio, manifest
 from pipeline.cells import Cell as Cell  # many import it from here
+from pipeline.cells import repro_on
 from pipeline.checkpoint import read_object
 from pipeline.errors import InputError, WorkError
 from pipeline.memory.cells import CellIds, own_options, serving
@@ -61,10 +62,9 @@ def package(cell: Cell, params: Params) -> dict[str, Any]:
     checkpoint = Path(where)
     if not (checkpoint / "config.json").is_file():
         stage = f"fetch@{cell.model}" if recipe.backend == "none" else f"quantize@{made_as}"
-        there = (
-            f"--glob '{stage}'` on a host that is {cell.target}" if made_as.endswith(f".{cell.target}") else f"{stage}`"
-        )
-        raise InputError(f"{checkpoint} holds no checkpoint. Run `uv run dvc repro {there}.")
+        made_there = made_as.endswith(f".{cell.target}")
+        run = repro_on(cell.target, stage) if made_there else f"`uv run dvc repro {stage}`"
+        raise InputError(f"{checkpoint} holds no checkpoint. Run {run}.")
     findings = jsonio.read_json(Path("artifacts/results") / made_as / "lint.json")
     if not findings["passed"]:
         raise WorkError(f"{checkpoint} did not pass lint, see lint.json; it is not packaged.")

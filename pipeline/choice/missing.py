@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipeline.cells import repro_on
 from pipeline.choice.candidates import At, Candidate
 from pipeline.choice.objective import Slo, requests_needed
 from pipeline.evidence.verdicts import FAIL, PASS
@@ -33,9 +34,7 @@ def _item(what: str, first: str, stage: str, cells: list[Candidate]) -> dict[str
     who = ", ".join(c.recipe if c.runtime == "vllm" else f"{c.recipe} ({c.runtime})" for c in cells)
     names = [f"{stage}@{c.cell}" for c in cells]
     if stage == "*" or any(c.on_target for c in cells):
-        # Stages of cells that are measured on their target stand in another dvc.yaml, where only --glob finds them.
-        command = "uv run dvc repro --glob " + " ".join(f"'{name}'" for name in names)
-        return {"what": f"{what} of {who}", "command": f"{first}`{command}` on a host that is {cells[0].target}"}
+        return {"what": f"{what} of {who}", "command": first + repro_on(cells[0].target, *names)}
     return {"what": f"{what} of {who}", "command": f"{first}`uv run dvc repro {' '.join(names)}`"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.cells import repro_on
 from pipeline.report.sources import Doc
 
 PUBLIC = "a public task: quality rests on this project's own tasks"
@@ -27,7 +28,7 @@ def todo(params: Doc, choice: dict[str, Any], group: dict[str, Any]) -> list[dic
 
 
 def _on(group: dict[str, Any], stages: str) -> str:
-    return f"`uv run dvc repro --glob '{stages}'` on a host that is {group['target']}"
+    return repro_on(group["target"], stages)
 
 
 def _against_itself(group: dict[str, Any]) -> list[dict[str, str]]:

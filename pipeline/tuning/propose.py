@@ -68,8 +68,6 @@ def staleness(root: Path, doc: Doc, cell: str) -> str | None:
     own = {recipe: {"digest": doc.raw("package_digest"), "options": None}}
     for name, then in (doc.mapping("served") or own).items():
         now = served_as(root / f"artifacts/packages/{model}.{name}.{runtime}.{target}/deploy")
-        if not doc.mapping("served"):
-            now["options"] = None
         if changed := changes(then, now):
             of = "" if name == recipe else f"{name}, which it tried, "
             return f"stale: {doc.path} was measured on {of}{changed}; tune it again: {command(cell)}"

@@ -24,12 +24,17 @@ def served_as(deploy: Path) -> dict[str, Any]:
 
 
 def changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """Return what differs between two of served_as; None where nothing does, or no package is here to compare with."""
+    """Return what differs between two of served_as; None where nothing does.
+
+    What either does not know is not compared: no package here, or options that an older result did not record.
+    """
     if not now["digest"]:
         return None
     if then["digest"] != now["digest"]:
         return f"checkpoint {str(then['digest'])[:12]}, the package now has {str(now['digest'])[:12]}"
-    old, new = then["options"] or {}, now["options"] or {}
+    if then["options"] is None:
+        return None
+    old, new = then["options"], now["options"] or {}
     differ = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     said = ", ".join(f"{name} {old.get(name, 'absent')}, now {new.get(name, 'absent')}" for name in differ)
     return said or None

@@ -254,3 +254,13 @@ def test_no_more_checkpoints_at_once_than_fit(
 ) -> None:
     found = on_target_order.jobs_that_fit(4, int(1e9 * weight_gb), 1e9 * gpu_gb, 1e9 * ram_gb, gpus)
     assert found == jobs
+
+
+def test_gpus_that_may_be_seen_are_the_ones_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert on_target.gpu_names(2) == ["3", "5"]
+    assert on_target.gpu_names(1) == [None]
+    with pytest.raises(InputError, match="--gpus 3 wants more GPUs than CUDA_VISIBLE_DEVICES=3,5"):
+        on_target.gpu_names(3)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert on_target.gpu_names(3) == ["0", "1", "2"]

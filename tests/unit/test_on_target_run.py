@@ -280,6 +280,16 @@ def test_only_what_is_named_is_measured_and_made(start: Start) -> None:
         start(Fake(), only=["tune@nothing"])
 
 
+def test_models_that_fill_a_gpu_are_quantized_one_at_a_time(start: Start) -> None:
+    fake = Fake()
+    run = start(fake, jobs=4, gpus=1)
+    for model in ("llama-8b-random", "smollm2-135m"):
+        Path(f"artifacts/results/{model}").mkdir(parents=True)
+        Path(f"artifacts/results/{model}/model.json").write_text('{"weight_bytes": 100000000000, "files": {}}', "utf-8")
+    assert run() == 0
+    assert most_at_once(fake.of("package@")) == 1
+
+
 def test_time_that_runs_out_on_the_way_is_seen_before_each_stage(start: Start, params: Params) -> None:
     fake = Fake(lasts_s=0.02)
     run = start(fake, minutes=1000)
@@ -311,16 +321,6 @@ def test_progress_names_the_gpu(start: Start, capsys: pytest.CaptureFixture[str]
     assert " on GPU 0\n" in said and " on GPU 1\n" in said
     start(Fake(lasts_s=0.0), target="h200-x2")()
     assert "scaling@llama-8b-random.bf16.vllm.h200-x2: 0 s on all GPUs" in capsys.readouterr().out
-
-
-def test_gpus_that_may_be_seen_are_the_ones_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    assert on_target.gpu_names(2) == ["3", "5"]
-    assert on_target.gpu_names(1) == [None]
-    with pytest.raises(InputError, match="--gpus 3 wants more GPUs than CUDA_VISIBLE_DEVICES=3,5"):
-        on_target.gpu_names(3)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert on_target.gpu_names(3) == ["0", "1", "2"]
 
 
 SLEEPER = """
